@@ -1,0 +1,1 @@
+"""Models whose attention runs on a paged KV cache, one file per architecture."""
