@@ -1,0 +1,1 @@
+"""Checkpoints on disk: their configuration, their precision, the demo model."""

@@ -1,0 +1,7 @@
+"""The one exception that loading a model raises at a user."""
+
+from __future__ import annotations
+
+
+class ModelError(ValueError):
+    """A model can't be loaded; the message names what is wrong and the way out."""
