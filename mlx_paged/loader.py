@@ -1,0 +1,169 @@
+"""Loads a model: mlx-lm's loader and tokenizers, with the models of this library."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlx_paged.weights import demo
+from mlx_paged.weights.config import model_classes, read_config
+from mlx_paged.weights.errors import ModelError
+from mlx_paged.weights.files import check_weight_files
+from mlx_paged.weights.precision import FLOAT_DTYPES, Precision, cast, dequantize
+
+__all__ = ["DTYPES", "Loaded", "ModelError", "load", "resolve"]
+
+DTYPES = ("auto", "stored", *FLOAT_DTYPES)
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory with what belongs to it.
+
+    `tokenizer` is an mlx_lm TokenizerWrapper. `stored` is the precision in the files, and
+    `precision` the one in memory; the KV cache takes `dtype`.
+    """
+
+    name: str
+    path: Path
+    model: nn.Module
+    tokenizer: Any
+    config: dict[str, Any]
+    precision: Precision
+    stored: Precision
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.precision.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+    @property
+    def description(self) -> str:
+        """One line on what was loaded and in what precision."""
+        line = f"{self.name}: {self.config['model_type']}, {self.precision}"
+        return line if self.precision == self.stored else f"{line} (stored: {self.stored})"
+
+
+def load(model: str | Path = "smollm2", dtype: str | None = None) -> Loaded:
+    """Loads a model with its tokenizer.
+
+    Args:
+        model: a demo name ("smollm2", "smollm2-qwen2"), a folder that mlx_lm.convert wrote, or
+            a hub id ("mlx-community/Qwen2.5-0.5B-Instruct-4bit").
+        dtype: "auto" or None: on a GPU as stored, on a CPU dequantised to float32, since MLX's
+            half-precision and quantised matmuls are many times slower there. "stored": as
+            stored everywhere. "float32", "float16", "bfloat16": cast to it; quantised weights
+            stay quantised on a GPU and are dequantised on a CPU.
+
+    Raises:
+        ModelError: (a ValueError) a sentence on what is wrong and what to do.
+    """
+    from mlx_lm.utils import load_model
+
+    if dtype is not None and dtype not in DTYPES:
+        raise ModelError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+    path = resolve(model)
+    read_config(path)
+    check_weight_files(path)
+    _check_tokenizer_files(path)
+    try:
+        module, config = load_model(path, lazy=True, get_model_classes=model_classes)
+        stored = Precision.of(module)
+        _set_precision(module, stored, dtype or "auto")
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"The weights in {path} can't be loaded: {_one_line(error)}") from error
+    return Loaded(
+        name=str(model),
+        path=path,
+        model=module,
+        tokenizer=_load_tokenizer(path, config),
+        config=config,
+        precision=Precision.of(module),
+        stored=stored,
+    )
+
+
+def resolve(model: str | Path) -> Path:
+    """The checkpoint folder of a demo name, a folder or a hub id, downloaded if need be."""
+    name = str(model)
+    if name in demo.MODEL_TYPES:
+        return demo.demo_path(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{name} is a file; give the folder that holds config.json.")
+    if not HUB_ID.fullmatch(name):
+        raise ModelError(
+            f"There is no folder {name}. Give a folder written by mlx_lm.convert, a hub id "
+            f"(owner/name), or one of {', '.join(demo.MODEL_TYPES)}."
+        )
+    return _download(name)
+
+
+def _download(hub_id: str) -> Path:
+    """Fetches a hub model; its configuration first, so that no unsupported one is downloaded."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+    try:
+        config_file = Path(hf_hub_download(hub_id, "config.json"))
+        read_config(config_file.parent)
+        return Path(snapshot_download(hub_id, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    except ModelError:
+        raise
+    except Exception as error:  # the hub client has dozens of types, some of its HTTP library's
+        raise ModelError(
+            f"There is no folder {hub_id}, and the hub did not give a model of that name: "
+            f"{_one_line(error)} For text without a hub: --model smollm2."
+        ) from error
+
+
+def uses_gpu() -> bool:
+    """Whether MLX computes on a GPU (Metal or CUDA) by default."""
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def _set_precision(model: nn.Module, stored: Precision, dtype: str) -> None:
+    """Evaluates the lazily loaded weights in the precision that `dtype` means on this device."""
+    if dtype == "stored" or (dtype == "auto" and uses_gpu()):
+        mx.eval(model.parameters())
+        return
+    target = FLOAT_DTYPES["float32" if dtype == "auto" else dtype]
+    if stored.quantization and not uses_gpu():
+        dequantize(model, target)
+    cast(model, target)
+
+
+def _check_tokenizer_files(path: Path) -> None:
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"There is no tokenizer in {path} ({', '.join(TOKENIZER_FILES)}). "
+            "Copy tokenizer.json and tokenizer_config.json from the original model."
+        )
+
+
+def _load_tokenizer(path: Path, config: dict[str, Any]) -> Any:
+    from mlx_lm.utils import load_tokenizer
+
+    try:
+        return load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:  # transformers raises whatever its parsers meet
+        raise ModelError(f"The tokenizer in {path} can't be read: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception, limit: int = 400) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]} ..."
