@@ -1,0 +1,81 @@
+"""Attention over scattered blocks: the one place that chooses Metal kernels or gathering."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import mlx.core as mx
+
+from mlx_paged.cache.batch import Batch
+from mlx_paged.cache.gather import gather_decode_attention, gather_prefill_attention
+
+AttentionPath = Literal["auto", "metal", "gather"]
+
+
+def choose_path(attention: AttentionPath = "auto") -> Literal["metal", "gather"]:
+    """The attention path that a request for `attention` gets on this machine."""
+    has_metal = mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu)
+    if attention == "auto":
+        return "metal" if has_metal else "gather"
+    if attention == "metal" and not has_metal:
+        raise ValueError(
+            "the Metal kernels need a Mac with a Metal device, and MLX finds none here; "
+            "use attention 'auto' or 'gather'"
+        )
+    if attention not in ("metal", "gather"):
+        raise ValueError(f"attention is 'auto', 'metal' or 'gather', not {attention!r}")
+    return attention
+
+
+def paged_attention(
+    queries: mx.array,
+    key_pool: mx.array,
+    value_pool: mx.array,
+    batch: Batch,
+    scale: float,
+    path: Literal["metal", "gather"],
+) -> mx.array:
+    """Causal attention of a flat batch over the K and V in its blocks.
+
+    Args:
+        queries: [N, num_heads, head_dim].
+        key_pool, value_pool: [num_blocks, num_kv_heads, block_size, head_dim], with the new
+            tokens written.
+        batch: rows, block tables and lengths of the N tokens.
+        scale: factor of the scores.
+        path: "metal" attends over the blocks where they lie; "gather" collects them with MLX
+            operations.
+
+    Returns:
+        [N, num_heads, head_dim]. What unwritten slots hold, NaN included, reaches no output.
+    """
+    num_decode = batch.num_decode_rows
+    outputs = []
+    if num_decode and path == "metal":
+        outputs.append(_metal_decode(queries[:num_decode], key_pool, value_pool, batch, scale))
+    elif num_decode:
+        outputs.append(
+            gather_decode_attention(queries[:num_decode], key_pool, value_pool, batch, scale)
+        )
+    if num_decode < batch.num_tokens:
+        outputs.append(
+            gather_prefill_attention(queries[num_decode:], key_pool, value_pool, batch, scale)
+        )
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+def _metal_decode(
+    queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
+) -> mx.array:
+    from mlx_paged.kernels import paged_decode_attention
+
+    num_rows = batch.num_decode_rows
+    return paged_decode_attention(
+        queries,
+        key_pool,
+        value_pool,
+        batch.block_tables[:num_rows],
+        batch.context_lens[:num_rows],
+        scale=scale,
+        max_context_len=int(batch.token_counts[:num_rows].max()),
+    )

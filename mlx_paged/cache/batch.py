@@ -1,0 +1,153 @@
+"""What one forward pass needs to know about its tokens: positions, slots, block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlx_paged.cache.decode_groups import DecodeGroup, group_by_length
+
+IntArray = npt.NDArray[np.int32]
+
+
+class SlotMapping(NamedTuple):
+    """Where each token's K and V are stored: slot `blocks[i] * block_size + offsets[i]`."""
+
+    blocks: mx.array
+    offsets: mx.array
+
+    @classmethod
+    def of(cls, slots: Iterable[int], block_size: int) -> SlotMapping:
+        """From slot numbers, such as those of `Sequence.slots`."""
+        blocks, offsets = np.divmod(np.fromiter(slots, np.int32), block_size)
+        return cls(mx.array(blocks), mx.array(offsets))
+
+
+class Row(NamedTuple):
+    """One sequence's part in a batch: its table, and which of its tokens are computed."""
+
+    block_table: Sequence[int]
+    num_cached_tokens: int
+    num_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A flat list of N tokens of S sequences, one sequence after the other, without padding.
+
+    Rows with one new token come first; they are attended together.
+
+    Attributes:
+        block_size: tokens per block.
+        tables: block ids, [S, most blocks of a row]; entries past a row's blocks are 0.
+        num_cached: tokens stored before this pass, [S].
+        num_new: tokens computed in this pass, [S]; their sum is N.
+    """
+
+    block_size: int
+    tables: IntArray
+    num_cached: IntArray
+    num_new: IntArray
+
+    @classmethod
+    def of(cls, rows: Sequence[Row | tuple[Sequence[int], int, int]], block_size: int) -> Batch:
+        """From rows of (block table, number of cached tokens, number of new tokens)."""
+        num_cached = np.array([row[1] for row in rows], np.int32)
+        num_new = np.array([row[2] for row in rows], np.int32)
+        if np.any((num_new[1:] == 1) & (num_new[:-1] > 1)):
+            raise ValueError(f"rows with one new token must come first, not {num_new.tolist()}")
+        num_entries = np.array([len(row[0]) for row in rows])
+        missing = num_entries * block_size < num_cached + num_new
+        if np.any(missing):
+            row = int(np.argmax(missing))
+            raise ValueError(
+                f"row {row} has {num_entries[row]} blocks of {block_size} tokens for "
+                f"{num_cached[row]} cached and {num_new[row]} new tokens; reserve them first"
+            )
+        tables = np.zeros((len(rows), num_entries.max(initial=1)), np.int32)
+        tables[np.arange(tables.shape[1]) < num_entries[:, None]] = np.fromiter(
+            chain.from_iterable(row[0] for row in rows), np.int32, num_entries.sum()
+        )
+        return cls(block_size, tables, num_cached, num_new)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_new.sum())
+
+    @cached_property
+    def num_decode_rows(self) -> int:
+        """Rows with one new token."""
+        return int(np.count_nonzero(self.num_new == 1))
+
+    @cached_property
+    def token_counts(self) -> IntArray:
+        """Tokens of each row that are stored once this pass has written its own, [S]."""
+        return self.num_cached + self.num_new
+
+    @cached_property
+    def row_starts(self) -> IntArray:
+        """Index in the flat list of each row's first token, and N at the end, [S + 1]."""
+        return np.concatenate([[0], np.cumsum(self.num_new)]).astype(np.int32)
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """Each token's position in its sequence, [N] int32."""
+        return mx.array(self._positions)
+
+    @cached_property
+    def slot_mapping(self) -> SlotMapping:
+        """The slot of each token, [N]."""
+        rows = np.repeat(np.arange(len(self.num_new)), self.num_new)
+        in_table, offsets = np.divmod(self._positions, self.block_size)
+        return SlotMapping(mx.array(self.tables[rows, in_table]), mx.array(offsets))
+
+    @cached_property
+    def block_tables(self) -> mx.array:
+        """`tables` as an array, [S, most blocks of a row] int32."""
+        return mx.array(self.tables)
+
+    @cached_property
+    def context_lens(self) -> mx.array:
+        """`token_counts` as an array, [S] int32."""
+        return mx.array(self.token_counts)
+
+    @cached_property
+    def cu_seqlens_q(self) -> mx.array:
+        """`row_starts` as an array, [S + 1] int32."""
+        return mx.array(self.row_starts)
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        """The rows with one new token, grouped for the gather path."""
+        counts = self.token_counts[: self.num_decode_rows]
+        return [
+            DecodeGroup(rows, self.tables, self.token_counts, self.block_size)
+            for rows in group_by_length(counts)
+        ]
+
+    @cached_property
+    def decode_order(self) -> mx.array:
+        """Where each row with one new token stands among the groups, one after the other."""
+        return mx.argsort(mx.concatenate([group.rows for group in self.decode_groups]))
+
+    @cached_property
+    def prefill_tables(self) -> list[mx.array]:
+        """The blocks in use of each row with several new tokens."""
+        counts = -(-self.token_counts // self.block_size)
+        first = self.num_decode_rows
+        return [
+            mx.array(table[:count])
+            for table, count in zip(self.tables[first:], counts[first:], strict=True)
+        ]
+
+    @cached_property
+    def _positions(self) -> IntArray:
+        first = np.repeat(self.num_cached - self.row_starts[:-1], self.num_new)
+        return first + np.arange(self.num_tokens, dtype=np.int32)

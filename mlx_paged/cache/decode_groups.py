@@ -1,0 +1,89 @@
+"""Decode rows in groups of similar length, as the gather path attends them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+# A row is padded to at most twice its tokens, or to this many.
+MIN_GROUP_TOKENS = 128
+
+
+def group_by_length(token_counts: npt.NDArray[np.int32]) -> list[npt.NDArray[np.intp]]:
+    """Row indices in groups, longest rows first.
+
+    The longest row of a group has at most twice the tokens of any other, or at most
+    `MIN_GROUP_TOKENS`.
+    """
+    order = np.argsort(-token_counts, kind="stable")
+    groups = []
+    while len(order):
+        longest = int(token_counts[order[0]])
+        shortest = 0 if longest <= MIN_GROUP_TOKENS else longest / 2
+        num_rows = int(np.count_nonzero(token_counts[order] >= shortest))
+        groups.append(order[:num_rows])
+        order = order[num_rows:]
+    return groups
+
+
+class DecodeGroup:
+    """Rows of one new token each, with their full blocks and their tails.
+
+    A tail is the block that holds a row's last token. The blocks before it are full. Rows
+    with fewer full blocks than others list one of the group's full blocks again, whose
+    scores are then masked: it is written throughout, so its zero weights make zeros.
+
+    Attributes:
+        rows: indices into the batch, [R].
+        num_full_blocks: most full blocks of a row, F.
+        full_tables: their ids, [R, F].
+        tail_blocks: ids of the last blocks, [R].
+        is_token: which of the F full blocks' and the tail's slots hold a token of the row,
+            [R, 1, 1, (F + 1) * block_size].
+        is_tail_token: the same for the tail alone, [R, 1, block_size, 1].
+    """
+
+    def __init__(
+        self,
+        rows: npt.NDArray[np.intp],
+        tables: npt.NDArray[np.int32],
+        token_counts: npt.NDArray[np.int32],
+        block_size: int,
+    ) -> None:
+        tables, token_counts = tables[rows], token_counts[rows]
+        num_full = (token_counts - 1) // block_size
+        self.num_full_blocks = int(num_full.max())
+        is_full = np.arange(self.num_full_blocks) < num_full[:, None]
+        full_tables = tables[:, : self.num_full_blocks]
+        if not is_full.all():
+            full_tables = np.where(is_full, full_tables, full_tables[is_full][0])
+        in_tail = np.arange(block_size) < (token_counts - num_full * block_size)[:, None]
+        is_token = np.concatenate([np.repeat(is_full, block_size, axis=1), in_tail], axis=1)
+
+        self.rows = mx.array(rows.astype(np.int32))
+        self.full_tables = mx.array(full_tables)
+        self.tail_blocks = mx.array(np.take_along_axis(tables, num_full[:, None], 1)[:, 0])
+        self.is_token = mx.array(is_token[:, None, None, :])
+        self.is_tail_token = mx.array(in_tail[:, None, :, None])
+        self._pairs = cache(self._make_pairs)
+
+    def query_pairs(self, num_kv_heads: int) -> tuple[mx.array, mx.array]:
+        """Which query group meets which (block, head) tile of the pool, [R, num_kv_heads, F]."""
+        queries, _, tiles = self._pairs(num_kv_heads)
+        return queries, tiles
+
+    def weight_pairs(self, num_kv_heads: int) -> tuple[mx.array, mx.array]:
+        """Which (row, head, block) of weights meets which tile, [R, num_kv_heads, F]."""
+        _, weights, tiles = self._pairs(num_kv_heads)
+        return weights, tiles
+
+    def _make_pairs(self, num_kv_heads: int) -> tuple[mx.array, mx.array, mx.array]:
+        tables = np.array(self.full_tables)[:, None, :]
+        heads = np.arange(num_kv_heads)[None, :, None]
+        tiles = (tables * num_kv_heads + heads).astype(np.uint32)
+        weights = np.arange(tiles.size, dtype=np.uint32).reshape(tiles.shape)
+        queries = weights // self.num_full_blocks
+        return mx.array(queries), mx.array(weights), mx.array(tiles)
