@@ -1,0 +1,228 @@
+"""Launches the decode kernel: one query token per sequence attends over its cached tokens."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+
+from . import tuned
+from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
+from .metal import SIMD_WIDTH, Kernel
+
+_POOLS = ("queries", "key_pool", "value_pool")
+_HEADERS = ("softmax.metal",)
+_PARTIALS = ("partial_out", "partial_stats")
+
+
+def _decode_kernel(inputs: tuple[str, ...], outputs: tuple[str, ...], *defines: str) -> Kernel:
+    name = "_".join(["decode", *(define.lower() for define in defines)])
+    return Kernel(name, "decode.metal", inputs, outputs, _HEADERS, defines)
+
+
+_PAGED_INPUTS = (*_POOLS, "context_lens", "scale", "block_tables")
+_CONTIGUOUS_INPUTS = (*_POOLS, "context_lens", "scale")
+# By (has a block table, writes partial results).
+DECODE = {
+    (True, False): _decode_kernel(_PAGED_INPUTS, ("out",), "PAGED"),
+    (True, True): _decode_kernel(_PAGED_INPUTS, _PARTIALS, "PAGED", "PARTIAL"),
+    (False, False): _decode_kernel(_CONTIGUOUS_INPUTS, ("out",)),
+    (False, True): _decode_kernel(_CONTIGUOUS_INPUTS, _PARTIALS, "PARTIAL"),
+}
+MERGE = Kernel("merge", "merge.metal", (*_PARTIALS, "context_lens"), ("out",), _HEADERS)
+
+
+def paged_decode_attention(
+    queries: mx.array,
+    key_pool: mx.array,
+    value_pool: mx.array,
+    block_tables: mx.array,
+    context_lens: mx.array,
+    *,
+    scale: float,
+    max_context_len: int,
+    launch: DecodeLaunch | None = None,
+) -> mx.array:
+    """Attention of one query token per sequence over blocks, read where they lie.
+
+    Args:
+        queries: [sequences, query heads, head_dim], of the pools' dtype.
+        key_pool, value_pool: [blocks, KV heads, block_size, head_dim], row contiguous: see
+            `metal.require_row_contiguous`. A strided pool isn't copied and gives NaN.
+        block_tables: int32 [sequences, max blocks]. Entries past a sequence's blocks aren't read.
+        context_lens: int32 [sequences], cached tokens of each; a sequence with none gives zeros.
+        scale: of the scores, usually head_dim**-0.5.
+        max_context_len: at least the largest of `context_lens`, which only the device knows.
+        launch: launch choices, by default those that suit the chip and the shape.
+
+    Returns [sequences, query heads, head_dim] in the queries' dtype. A row's bits depend on that
+    sequence alone, not on its batch. Raises ValueError for shapes, dtypes or launch choices that
+    the kernel doesn't take.
+    """
+    shape = _shape(queries, key_pool, value_pool, context_lens)
+    block_size = key_pool.shape[2]
+    _check_tables(block_tables, queries.shape[0], block_size, max_context_len)
+    inputs = [queries, key_pool, value_pool, context_lens, _scalar(scale), block_tables]
+    return _attend(inputs, shape, block_size, max_context_len, launch, paged=True)
+
+
+def contiguous_decode_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    context_lens: mx.array,
+    *,
+    scale: float,
+    max_context_len: int,
+    launch: DecodeLaunch | None = None,
+) -> mx.array:
+    """The same kernel without a block table: the baseline that paging is measured against.
+
+    `keys` and `values` are [sequences, KV heads, capacity, head_dim]; all else is as in
+    `paged_decode_attention`, down to the bits of the result.
+    """
+    shape = _shape(queries, keys, values, context_lens)
+    capacity = keys.shape[2]
+    if keys.shape[0] != queries.shape[0] or not 0 <= max_context_len <= capacity:
+        raise ValueError(
+            f"keys of shape {keys.shape} can't hold {queries.shape[0]} sequences of up to "
+            f"{max_context_len} tokens"
+        )
+    inputs = [queries, keys, values, context_lens, _scalar(scale)]
+    return _attend(inputs, shape, capacity, max_context_len, launch, paged=False)
+
+
+def _attend(
+    inputs: list[mx.array],
+    shape: DecodeShape,
+    block_size: int,
+    max_context_len: int,
+    launch: DecodeLaunch | None,
+    paged: bool,
+) -> mx.array:
+    launch = launch or tuned.choose(shape)
+    launch.check(shape.head_dim)
+    num_sequences = inputs[0].shape[0]
+    if num_sequences == 0:
+        return mx.zeros_like(inputs[0])
+    num_splits = launch.splits.most(max_context_len)
+    group_size = shape.group_size
+    rows = (num_sequences, shape.num_query_heads)
+    partial_shapes = [(*rows, num_splits, shape.head_dim), (*rows, num_splits, 2)]
+    is_partial = num_splits > 1
+    outputs = DECODE[paged, is_partial].launch(
+        inputs,
+        template=_template(shape, launch, block_size),
+        threadgroups=(
+            shape.num_kv_heads * launch.head_splits(group_size),
+            num_sequences,
+            num_splits,
+        ),
+        threads=(launch.num_threads(group_size), 1, 1),
+        threadgroup_bytes=launch.threadgroup_bytes(shape),
+        output_shapes=partial_shapes if is_partial else [inputs[0].shape],
+        output_dtypes=[mx.float32, mx.float32] if is_partial else [shape.dtype],
+    )
+    if not is_partial:
+        return outputs[0]
+    (out,) = MERGE.launch(
+        [*outputs, inputs[3]],
+        template=[
+            ("T", shape.dtype),
+            ("D", shape.head_dim),
+            ("QUERY_HEADS", shape.num_query_heads),
+            *_split_template(launch),
+        ],
+        threadgroups=(shape.num_query_heads, num_sequences, 1),
+        threads=(SIMD_WIDTH, 1, 1),
+        threadgroup_bytes=0,
+        output_shapes=[inputs[0].shape],
+        output_dtypes=[shape.dtype],
+    )
+    return out
+
+
+def _template(
+    shape: DecodeShape, launch: DecodeLaunch, block_size: int
+) -> list[tuple[str, mx.Dtype | int]]:
+    """Everything that is known before the launch; lengths, table widths and split counts are not,
+    so that generating a sequence compiles nothing."""
+    return [
+        ("T", shape.dtype),
+        ("D", shape.head_dim),
+        ("KV_HEADS", shape.num_kv_heads),
+        ("GROUP", shape.group_size),
+        ("BLOCK", block_size),
+        ("HEADS", launch.heads),
+        ("HEAD_GROUPS", launch.head_groups(shape.group_size)),
+        ("LANES", launch.lanes),
+        ("VEC", launch.vector(shape.head_dim)),
+        ("KEYS", launch.keys),
+        ("SLICES", launch.slices),
+        *_split_template(launch),
+    ]
+
+
+def _split_template(launch: DecodeLaunch) -> list[tuple[str, int]]:
+    splits = launch.splits
+    return [
+        ("SPLIT_SMALLEST", splits.smallest),
+        ("SPLIT_LARGEST", splits.largest),
+        ("SPLIT_ENOUGH", splits.enough),
+    ]
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float) -> mx.array:
+    return mx.array(value, mx.float32)
+
+
+def _shape(
+    queries: mx.array, keys: mx.array, values: mx.array, context_lens: mx.array
+) -> DecodeShape:
+    if queries.ndim != 3 or keys.ndim != 4 or keys.shape != values.shape:
+        raise ValueError(
+            "queries are [sequences, query heads, head_dim] and both pools [blocks, KV heads, "
+            f"block_size, head_dim], not {queries.shape}, {keys.shape} and {values.shape}"
+        )
+    if not queries.dtype == keys.dtype == values.dtype or queries.dtype not in DTYPES:
+        raise ValueError(
+            f"queries, keys and values share one dtype of {', '.join(map(str, DTYPES))}, and "
+            f"are {queries.dtype}, {keys.dtype} and {values.dtype}"
+        )
+    num_sequences, num_query_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[1]
+    if head_dim != keys.shape[3] or head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"the kernel takes head_dim {HEAD_DIMS}, the same for queries and pools, and not "
+            f"{head_dim} and {keys.shape[3]}: use the gather path"
+        )
+    if num_query_heads % num_kv_heads:
+        raise ValueError(
+            f"{num_query_heads} query heads can't share {num_kv_heads} KV heads evenly"
+        )
+    if context_lens.dtype != mx.int32 or context_lens.shape != (num_sequences,):
+        raise ValueError(
+            f"context_lens are int32 of shape ({num_sequences},), not {context_lens.dtype} of "
+            f"{context_lens.shape}"
+        )
+    return DecodeShape(num_query_heads, num_kv_heads, head_dim, queries.dtype)
+
+
+def _check_tables(
+    block_tables: mx.array, num_sequences: int, block_size: int, max_context_len: int
+) -> None:
+    if not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ValueError(f"the kernel takes block sizes 1 to {MAX_BLOCK_SIZE}, not {block_size}")
+    if block_tables.dtype != mx.int32 or block_tables.ndim != 2:
+        raise ValueError(
+            f"block_tables are int32 [sequences, blocks], not {block_tables.dtype} of "
+            f"{block_tables.shape}"
+        )
+    if block_tables.shape[0] != num_sequences:
+        raise ValueError(f"{num_sequences} queries with {block_tables.shape[0]} block tables")
+    if not 0 <= max_context_len <= block_tables.shape[1] * block_size:
+        raise ValueError(
+            f"max_context_len {max_context_len} doesn't fit tables of {block_tables.shape[1]} "
+            f"blocks of {block_size} tokens"
+        )

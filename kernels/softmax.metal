@@ -1,0 +1,35 @@
+// What the decode and merge kernels share: how a sequence is split, and the running softmax's terms.
+
+#define UNROLL _Pragma("clang loop unroll(full)")
+
+// Where a running maximum starts. Finite, so that LOWEST - LOWEST is 0 and not NaN.
+constant constexpr float LOWEST = -3.0e38f;
+
+// Tokens in each split of a sequence: `Splits.tokens` in launch.py, where the reasons are, says the
+// same to the host. Only the sequence's own length counts, so its batch mates can't change its bits.
+template <int SMALLEST, int LARGEST, int ENOUGH>
+int tokens_per_split(int len) {
+    int tokens = SMALLEST;
+    while (tokens < LARGEST && len > tokens * ENOUGH) {
+        tokens *= 2;
+    }
+    return tokens;
+}
+
+// The sum over each run of LANES neighbouring lanes, in all of them.
+template <int LANES>
+float sum_over_lanes(float x) {
+    UNROLL for (int step = LANES / 2; step > 0; step /= 2) {
+        x += simd_shuffle_xor(x, ushort(step));
+    }
+    return x;
+}
+
+// True if a [blocks, HEADS, ROWS, D] array lies in memory in that order without gaps. An axis of
+// one element is never stepped over, so its stride says nothing.
+template <int HEADS, int ROWS, int D>
+bool is_row_contiguous(const constant int64_t* strides, int blocks) {
+    return strides[3] == 1 && (ROWS == 1 || strides[2] == D) &&
+        (HEADS == 1 || strides[1] == ROWS * D) &&
+        (blocks == 1 || strides[0] == int64_t(HEADS) * ROWS * D);
+}
