@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlx_paged.weights import demo
+from mlx_paged.weights import DTYPES, demo
 from mlx_paged.weights.config import model_classes, read_config
 from mlx_paged.weights.errors import ModelError
 from mlx_paged.weights.files import check_weight_files
@@ -24,8 +24,6 @@ from mlx_paged.weights.precision import (
 )
 
 __all__ = ["DTYPES", "Loaded", "ModelError", "Plan", "load", "plan", "resolve"]
-
-DTYPES = ("auto", "stored", *FLOAT_DTYPES)
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")

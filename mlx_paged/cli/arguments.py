@@ -1,0 +1,173 @@
+"""The options of `mlx-paged`, with the range of every value."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from mlx_paged.cli.manners import USAGE
+from mlx_paged.weights import DTYPES
+
+MAX_BLOCK_SIZE = 256
+MAX_SEED = 2**64 - 1
+
+MODEL_HELP = "smollm2, smollm2-qwen2, a folder written by mlx_lm.convert, or a hub id"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="mlx-paged",
+        description="Generate text with MLX through a paged KV cache.",
+        epilog="'mlx-paged COMMAND --help' lists a command's options.",
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    _add_generate(commands)
+    _add_doctor(commands)
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence instead of printing every option."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message} (see '{self.prog} --help')\n")
+
+
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"mlx-paged {version('mlx-paged')}")
+        parser.exit(0)
+
+
+def whole(low: int, high: float = math.inf) -> Callable[[str], int]:
+    """A parser of integers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            span = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {span}")
+        return value
+
+    return parse
+
+
+def number(low: float, high: float = math.inf, above: bool = False) -> Callable[[str], float]:
+    """A parser of finite numbers from `low` to `high`; `above` leaves out `low` itself."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or not math.isfinite(value) or (above and value == low):
+            start = f"above {low:g}" if above else f"of at least {low:g}"
+            end = "" if high == math.inf else f" and at most {high:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {start}{end}")
+        return value
+
+    return parse
+
+
+def _add_generate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="write an answer to a prompt",
+        description="Writes an answer to a prompt; only the text goes to stdout.",
+    )
+    parser.add_argument("prompt", nargs="?", help="the prompt, or - to read it from stdin")
+    parser.add_argument(
+        "--prompts-file",
+        metavar="FILE",
+        help='several prompts: one a line, or JSON lines with "prompt" (then answers as JSON '
+        "lines with --json); - is stdin",
+    )
+    parser.add_argument("--raw", action="store_true", help="don't apply the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message for the chat template")
+    parser.add_argument("--stats", action="store_true", help="speed, blocks and memory, on stderr")
+    parser.add_argument("--json", action="store_true", help="text and statistics as JSON")
+    _add_sampling(parser)
+    _add_model(parser)
+    _add_pool(parser)
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="show what is installed, chosen and possible here",
+        description="Shows device, versions, attention path, memory for the pool, BLAS and demo "
+        "weights. Exit status 1 if something that is needed is missing.",
+    )
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    _add_model(parser)
+    _add_pool(parser)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens", type=whole(1), default=256, metavar="N", help="at most N tokens (256)"
+    )
+    group.add_argument(
+        "--temp", type=number(0), default=0.0, metavar="T", help="temperature; 0 is greedy (0)"
+    )
+    group.add_argument(
+        "--top-p", type=number(0, 1, above=True), default=1.0, metavar="P", help="nucleus (1: off)"
+    )
+    group.add_argument(
+        "--top-k", type=whole(0), default=0, metavar="K", help="most likely K tokens (0: off)"
+    )
+    group.add_argument(
+        "--min-p",
+        type=number(0, 1),
+        default=0.0,
+        metavar="P",
+        help="tokens at least P times as likely as the likeliest (0: off)",
+    )
+    group.add_argument(
+        "--seed", type=whole(0, MAX_SEED), metavar="N", help="the same seed, the same text"
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default="smollm2", help=f"{MODEL_HELP} (smollm2)")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto: as stored on a GPU, float32 and dequantised on a CPU",
+    )
+
+
+def _add_pool(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("KV cache")
+    group.add_argument(
+        "--block-size",
+        type=whole(1, MAX_BLOCK_SIZE),
+        default=16,
+        metavar="N",
+        help=f"tokens per block, 1 to {MAX_BLOCK_SIZE} (16)",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--num-blocks", type=whole(1), metavar="N", help="blocks in the pool")
+    size.add_argument(
+        "--kv-memory", type=number(0, above=True), metavar="GIB", help="memory of the pool in GiB"
+    )
+    group.add_argument(
+        "--attention",
+        choices=("auto", "metal", "gather"),
+        default="auto",
+        help="Metal kernels, or gathering with MLX operations",
+    )

@@ -1,0 +1,84 @@
+"""Runs the command line on a model that answers at once: python fake_llm.py generate ...
+
+Its answer is 30 tokens, "word0 word1 ...", SECONDS_PER_TOKEN apart. The model's name chooses how
+it misbehaves: "broken", "bug", "large", "slow" (loads for a minute), "stubborn" (ignores Ctrl-C).
+"""
+
+import contextlib
+import os
+import sys
+import time
+import types
+from dataclasses import dataclass
+
+SECONDS_PER_TOKEN = float(os.environ.get("SECONDS_PER_TOKEN", "0"))
+NUM_TOKENS = 30
+
+
+@dataclass
+class SamplingParams:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    n: int = 1
+
+
+@dataclass
+class Delta:
+    text: str
+    token_ids: list
+    finish_reason: str | None
+
+
+class Tokenizer:
+    has_chat_template = True
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def apply_chat_template(self, messages, add_generation_prompt):
+        text = "".join(f"[{m['role']}]{m['content']}" for m in messages)
+        return self.encode(text + "[assistant]")
+
+
+class LLM:
+    def __init__(self, model, dtype, block_size, num_blocks, kv_memory, attention):
+        if model == "broken":
+            raise ValueError("There is no folder broken.")
+        if model == "bug":
+            raise TypeError("a mistake of ours")
+        if model == "large":
+            raise RuntimeError("[metal::malloc] Attempting to allocate 99 bytes")
+        if model == "slow":
+            os.write(1, b"loading\n")
+            time.sleep(60)
+        while model == "stubborn":
+            with contextlib.suppress(KeyboardInterrupt):
+                os.write(1, b"loading\n")
+                time.sleep(60)
+        self.tokenizer = Tokenizer()
+        self.loaded = types.SimpleNamespace(description=f"{model}: fake, {dtype}")
+        self.block_size, self.num_blocks, self.attention = block_size, num_blocks or 100, "gather"
+        self.kv_memory = kv_memory
+
+    def stream(self, prompt, params, progress=None):
+        if os.environ.get("SHOW_PROMPT"):
+            print(bytes(prompt).decode(), params, f"kv_memory={self.kv_memory}", file=sys.stderr)
+        progress(len(prompt), len(prompt))
+        for i in range(min(NUM_TOKENS, params.max_tokens)):
+            time.sleep(SECONDS_PER_TOKEN)
+            last = i + 1 in (NUM_TOKENS, params.max_tokens)
+            reason = ("stop" if i + 1 == NUM_TOKENS else "length") if last else None
+            yield Delta(f"word{i} ", [i], reason)
+
+
+if __name__ == "__main__":
+    module = types.ModuleType("mlx_paged.llm")
+    module.LLM, module.SamplingParams = LLM, SamplingParams
+    sys.modules["mlx_paged.llm"] = module
+    from mlx_paged.cli import main
+
+    sys.exit(main())
