@@ -55,11 +55,11 @@ def loaded() -> Blas | None:
     """
     if not MAPS.exists():
         return None
-    import mlx.core
+    import mlx.core  # noqa: F401  (so that it is loaded)
 
     libraries = {line.split(maxsplit=5)[-1] for line in MAPS.read_text().splitlines()}
-    mlx = next((path for path in libraries if Path(path).name.startswith("libmlx")), None)
-    for scope in (None, mlx):
+    libmlx = next((path for path in libraries if Path(path).name.startswith("libmlx")), None)
+    for scope in (None, libmlx):
         path = _file_of(ctypes.CDLL(scope), MATMUL)
         if path is not None:
             return Blas(os.path.realpath(path))

@@ -85,16 +85,21 @@ def _software() -> Iterator[Finding]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         name, needed = requirement.name, f"{requirement.name}{requirement.specifier}"
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            version = None
-        if version and requirement.specifier.contains(version, prereleases=True):
-            yield Finding("software", name, version, version)
+        found = _installed_version(name)
+        if found is not None and requirement.specifier.contains(found, prereleases=True):
+            yield Finding("software", name, found, found)
         else:
-            text = f"{version or 'not installed'}; needed is {needed}"
-            advice = f"pip install '{needed}'"
-            yield Finding("software", name, text, version, "missing", advice)
+            text = f"{found or 'not installed'}; needed is {needed}"
+            yield Finding("software", name, text, found, "missing", f"pip install '{needed}'")
+
+
+def _installed_version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _no_mlx(error: ImportError) -> Finding:

@@ -9,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from mlx_paged.weights import DTYPES, demo
 from mlx_paged.weights.config import model_classes, read_config
@@ -21,6 +20,7 @@ from mlx_paged.weights.precision import (
     cast,
     dequantize,
     nbytes_in,
+    parameters_of,
 )
 
 __all__ = ["DTYPES", "Loaded", "ModelError", "Plan", "load", "plan", "resolve"]
@@ -51,7 +51,7 @@ class Loaded:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        return sum(array.nbytes for array in parameters_of(self.model).values())
 
     @property
     def description(self) -> str:
@@ -156,10 +156,12 @@ def _hub_snapshot(hub_id: str, download: bool) -> Path:
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
     try:
-        local = {"local_files_only": not download}
-        config_file = Path(hf_hub_download(hub_id, "config.json", **local))
-        read_config(config_file.parent)
-        return Path(snapshot_download(hub_id, allow_patterns=DEFAULT_ALLOW_PATTERNS, **local))
+        config_file = hf_hub_download(hub_id, "config.json", local_files_only=not download)
+        read_config(Path(config_file).parent)
+        folder = snapshot_download(
+            hub_id, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=not download
+        )
+        return Path(folder)
     except ModelError:
         raise
     except Exception as error:  # the hub client has dozens of types, some of its HTTP library's

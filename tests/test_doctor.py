@@ -125,6 +125,20 @@ def test_an_old_dependency_has_status_1(capsys, checkpoint, monkeypatch):
     assert entry["advice"].startswith("pip install 'mlx-lm>=")
 
 
+def test_a_dependency_that_is_not_installed_has_status_1(capsys, checkpoint, monkeypatch):
+    version = metadata.version
+
+    def without_numpy(name):
+        if name == "numpy":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without_numpy)
+    status, found = report(capsys, "--model", checkpoint)
+    assert status == 1
+    assert found["software"]["numpy"]["level"] == "missing"
+
+
 def test_an_mlx_that_cannot_be_imported_has_status_1(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     status, found = report(capsys)

@@ -24,7 +24,7 @@ POSITIVE_FIELDS = (
 )
 
 
-def model_classes(config: dict[str, Any]) -> tuple[type, type]:
+def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """(Model, ModelArgs) of ours for a configuration whose model_type is supported."""
     module = importlib.import_module(f"mlx_paged.models.{config['model_type']}")
     return module.Model, module.ModelArgs

@@ -39,6 +39,8 @@ def convert(gguf: Path, folder: Path, model_type: str = "llama") -> None:
     qwen2 is the same network with zero biases on the query, key and value projections.
     Raises ModelError if the file can't be read or holds something else than a llama.
     """
+    tensors: Any
+    metadata: Any
     try:
         tensors, metadata = mx.load(str(gguf), return_metadata=True)
     except (RuntimeError, ValueError) as error:

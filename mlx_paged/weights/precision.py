@@ -35,7 +35,7 @@ class Precision:
     def of(cls, model: nn.Module) -> Precision:
         """What `model` holds now; nothing is evaluated."""
         elements: Counter[mx.Dtype] = Counter()
-        for _, array in tree_flatten(model.parameters()):
+        for array in parameters_of(model).values():
             if mx.issubdtype(array.dtype, mx.floating):
                 elements[array.dtype] += array.size
         quantizations = Counter(
@@ -52,6 +52,12 @@ class Precision:
         return ", ".join(parts)
 
 
+def parameters_of(model: nn.Module) -> dict[str, mx.array]:
+    """The model's arrays by dotted name."""
+    parameters: Any = tree_flatten(model.parameters(), destination={})
+    return dict(parameters)
+
+
 def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
@@ -60,7 +66,7 @@ def nbytes_in(model: nn.Module, precision: Precision) -> int:
     """Bytes that the parameters of `model` would take in `precision`; nothing is evaluated."""
     num_elements = {} if precision.quantization else dict(map(_unpacked, _quantized_modules(model)))
     nbytes = sum(num_elements.values()) * precision.dtype.size
-    for name, array in tree_flatten(model.parameters()):
+    for name, array in parameters_of(model).items():
         module, _, kind = name.rpartition(".")
         if module in num_elements and kind in ("weight", "scales", "biases"):
             continue
@@ -91,9 +97,9 @@ def dequantize(model: nn.Module, dtype: mx.Dtype) -> None:
 
 def cast(model: nn.Module, dtype: mx.Dtype) -> None:
     """Casts floating parameters to `dtype` and evaluates all, one after the other."""
-    parameters = tree_flatten(model.parameters())
+    parameters = parameters_of(model)
     while parameters:
-        name, array = parameters.pop()
+        name, array = parameters.popitem()
         if mx.issubdtype(array.dtype, mx.floating):
             array = array.astype(dtype)
             model.update(tree_unflatten([(name, array)]))
