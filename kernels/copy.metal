@@ -20,9 +20,9 @@ if (token < context_lens[seq]) {
     const int block = seq;
     const int slot = token;
 #endif
-    const int64_t from = ((int64_t(block) * KV_HEADS + kv_head) * BLOCK + slot) * (D / 4) + i;
-    key = ((const device vec<T, 4>*)key_pool)[from];
-    value = ((const device vec<T, 4>*)value_pool)[from];
+    const int64_t from = row_offset<KV_HEADS, BLOCK, D>(block, kv_head, slot);
+    key = ((const device vec<T, 4>*)(key_pool + from))[i];
+    value = ((const device vec<T, 4>*)(value_pool + from))[i];
 }
 const int64_t to = (int64_t(thread_position_in_grid.z) * TOKENS + token) * (D / 4) + i;
 ((device vec<T, 4>*)keys)[to] = key;

@@ -14,9 +14,12 @@ _PAGED = Kernel(
     "copy.metal",
     ("key_pool", "value_pool", "context_lens", "block_tables"),
     _OUTPUTS,
-    defines=("PAGED",),
+    ("paging.metal",),
+    ("PAGED",),
 )
-_CONTIGUOUS = Kernel("copy", "copy.metal", ("key_pool", "value_pool", "context_lens"), _OUTPUTS)
+_CONTIGUOUS = Kernel(
+    "copy", "copy.metal", ("key_pool", "value_pool", "context_lens"), _OUTPUTS, ("paging.metal",)
+)
 
 
 def paged_copy(

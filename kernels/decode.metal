@@ -89,8 +89,7 @@ for (int tile = begin; tile < end && readable; tile += TILE) {
         const int block = seq;
         const int slot = token;
 #endif
-        // In 64 bits: a pool may pass 2^31 elements.
-        const int64_t at = ((int64_t(block) * KV_HEADS + kv_head) * BLOCK + slot) * D;
+        const int64_t at = row_offset<KV_HEADS, BLOCK, D>(block, kv_head, slot);
         const device Stored* key = (const device Stored*)(key_pool + at);
         const device Stored* value = (const device Stored*)(value_pool + at);
         UNROLL for (int c = 0; c < CHUNKS; c++) {

@@ -11,7 +11,7 @@ from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
 from .metal import SIMD_WIDTH, Kernel
 
 _POOLS = ("queries", "key_pool", "value_pool")
-_HEADERS = ("softmax.metal",)
+_HEADERS = ("paging.metal", "softmax.metal")
 _PARTIALS = ("partial_out", "partial_stats")
 
 
@@ -29,7 +29,7 @@ DECODE = {
     (False, False): _decode_kernel(_CONTIGUOUS_INPUTS, ("out",)),
     (False, True): _decode_kernel(_CONTIGUOUS_INPUTS, _PARTIALS, "PARTIAL"),
 }
-MERGE = Kernel("merge", "merge.metal", (*_PARTIALS, "context_lens"), ("out",), _HEADERS)
+MERGE = Kernel("merge", "merge.metal", (*_PARTIALS, "context_lens"), ("out",), ("softmax.metal",))
 
 
 def paged_decode_attention(

@@ -122,7 +122,7 @@ class DecodeLaunch:
 
     def check(self, head_dim: int) -> None:
         """Raise ValueError for choices that the kernel's text can't be compiled with."""
-        lanes = [n for n in (2, 4, 8, 16, 32) if n <= head_dim // 2]
+        lanes = [n for n in (4, 8, 16, 32) if n <= head_dim // 2]
         if self.lanes not in lanes:
             raise ValueError(
                 f"a row of {head_dim} elements is shared by {lanes} lanes, not {self.lanes}"

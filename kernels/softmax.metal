@@ -24,12 +24,3 @@ float sum_over_lanes(float x) {
     }
     return x;
 }
-
-// True if a [blocks, HEADS, ROWS, D] array lies in memory in that order without gaps. An axis of
-// one element is never stepped over, so its stride says nothing.
-template <int HEADS, int ROWS, int D>
-bool is_row_contiguous(const constant int64_t* strides, int blocks) {
-    return strides[3] == 1 && (ROWS == 1 || strides[2] == D) &&
-        (HEADS == 1 || strides[1] == ROWS * D) &&
-        (blocks == 1 || strides[0] == int64_t(HEADS) * ROWS * D);
-}

@@ -81,7 +81,7 @@ def save(shape: DecodeShape, launch: DecodeLaunch, gb_per_s: float) -> Path:
 
 def kernel_digest() -> str:
     """Names the text that a measurement is about."""
-    return metal.digest("softmax.metal", "decode.metal", "merge.metal")
+    return metal.digest("paging.metal", "softmax.metal", "decode.metal", "merge.metal")
 
 
 def describe() -> list[str]:
