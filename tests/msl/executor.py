@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import math
-import re
 import time
-import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from . import address_space, launch, lint
-from .compiler import NO_COMPILER, CompileError, Compiler, find_compiler
-from .fault import KernelFault, Place
-from .launch import Buffer, Bytes
-from .line_table import LineTable
-from .report import Report, Traffic
+from . import launch
+from .arguments import (
+    input_buffers,
+    is_row_contiguous,
+    output_buffer,
+    result,
+    strides,
+)
+from .build import compile_source, launch_fault, runtime
+from .fault import KernelFault
+from .launch import Buffer
+from .report import Report
 from .source import Source, generate
-from .translation import FILE_NAME, to_cpp
 
 MAX_THREADS = 1024
 MAX_BUFFERS = 31
 Template = Sequence[tuple[str, Any]]
-
-# Outputs of kernels that wrote them in part: which bytes, while the array lives.
-_partly_written: dict[int, tuple[weakref.ref[mx.array], Bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -106,28 +104,54 @@ class Kernel:
         arrays = [value if isinstance(value, mx.array) else mx.array(value) for value in inputs]
         mx.eval(arrays)
         self._require_limits(grid, threadgroup)
-        text = self._generate(arrays, output_shapes, output_dtypes, template)
+        self._require_no_copies(arrays)
+        source = self._generate(arrays, output_shapes, output_dtypes, template)
         if verbose:
-            print(text.text)
-        compiled = compile_source(text)
-        outputs = [
-            _output(name, shape, dtype, init_value)
-            for name, shape, dtype in zip(
-                self.output_names, output_shapes, output_dtypes, strict=True
-            )
+            print(source.text)
+        described = list(zip(self.output_names, output_shapes, output_dtypes, strict=True))
+        outputs = [output_buffer(*output, init_value) for output in described]
+        buffers = [*input_buffers(source, self.input_names, arrays), *outputs]
+        self.report = self._run(source, buffers, grid, threadgroup)
+        if init_value is None:
+            self._require_written(outputs)
+        return [
+            result(buffer, shape, dtype)
+            for buffer, (_, shape, dtype) in zip(outputs, described, strict=True)
         ]
-        buffers = [*self._input_buffers(text, arrays), *outputs]
+
+    def check_small(self, names: Collection[str], **call: Any) -> None:
+        """Checks, without running, the text of a call whose inputs `names` have few elements.
+
+        MLX puts an input of fewer than 8 elements in the constant address space, so a kernel that
+        takes a device pointer to it compiles only for larger inputs. `call` is as for running.
+        """
+        arrays = []
+        for name, value in zip(self.input_names, call["inputs"], strict=True):
+            array = mx.array(value)
+            is_shrunk = name in names and array.ndim > 0
+            arrays.append(mx.zeros((1,) * array.ndim, array.dtype) if is_shrunk else array)
+        shapes, dtypes = call["output_shapes"], call["output_dtypes"]
+        compile_source(self._generate(arrays, shapes, dtypes, call.get("template")))
+
+    def _run(
+        self,
+        source: Source,
+        buffers: Sequence[Buffer],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+    ) -> Report:
         if len(buffers) > MAX_BUFFERS:
             raise self._fault("limit", f"takes {len(buffers)} buffers, Metal has {MAX_BUFFERS}")
+        compiled = compile_source(source)
         threads = [min(t, g) for t, g in zip(threadgroup, grid, strict=True)]  # as MLX does
         started = time.perf_counter()
         outcome = launch.run(
-            _runtime(), compiled, buffers, grid, threads, self.executor.schedule,
+            runtime(), compiled, buffers, grid, threads, self.executor.schedule,
             self.executor.max_seconds,
         )  # fmt: skip
         if outcome.fault:
-            raise _located(text, LineTable(compiled, FILE_NAME), outcome.fault)
-        self.report = Report(
+            raise launch_fault(source, compiled, outcome.fault)
+        return Report(
             self.name,
             outcome.buffers,
             outcome.variables,
@@ -136,33 +160,7 @@ class Kernel:
             outcome.collectives,
             math.prod(-(-g // t) for g, t in zip(grid, threads, strict=True)),
             time.perf_counter() - started,
-            text.text,
-        )
-        if init_value is None:
-            self._require_written(outputs, outcome.buffers)
-        results = [
-            mx.array(buffer.data).view(dtype).reshape(shape)
-            for buffer, shape, dtype in zip(outputs, output_shapes, output_dtypes, strict=True)
-        ]
-        mx.eval(results)
-        for array, buffer in zip(results, outputs, strict=True):
-            _remember_unwritten(array, buffer)
-        return results
-
-    def check_small(self, names: Collection[str], **call: Any) -> None:
-        """Checks, without running, the text of a call whose inputs `names` have few elements.
-
-        MLX puts an input of fewer than 8 elements in the constant address space, so a kernel that
-        takes a device pointer to it compiles only for larger inputs. `call` is as for running.
-        """
-        small = [
-            array if name not in names or array.ndim == 0 else _first_element(array)
-            for name, array in zip(self.input_names, map(mx.array, call["inputs"]), strict=True)
-        ]
-        compile_source(
-            self._generate(
-                small, call["output_shapes"], call["output_dtypes"], call.get("template")
-            )
+            source.text,
         )
 
     def _fault(self, kind: str, message: str) -> KernelFault:
@@ -195,43 +193,25 @@ class Kernel:
             self._sources[key] = Source(self.name, printed, self.header, self.source)
         return self._sources[key]
 
-    def _input_buffers(self, text: Source, arrays: Sequence[mx.array]) -> list[Buffer]:
-        """The inputs, each followed by its shape, strides and ndim where the kernel names them."""
-        wanted = {parameter.name for parameter in text.parameters}
-        buffers = []
+    def _require_no_copies(self, arrays: Sequence[mx.array]) -> None:
         for name, array in zip(self.input_names, arrays, strict=True):
-            view = memoryview(array) if array.size else None
-            if view is not None and not view.c_contiguous:
-                raise self._fault("copy", self._copy_message(name, array, view))
-            buffers.append(Buffer(name, _bytes_of(array), launch.INPUT, _written_bytes(array)))
-            strides = np.cumprod([1, *array.shape[:0:-1]], dtype=np.int64)[::-1]
-            for suffix, values in (
-                ("_shape", np.array(array.shape, np.int32)),
-                ("_strides", strides),
-                ("_ndim", np.array([array.ndim], np.int32)),
-            ):
-                if array.ndim and name + suffix in wanted:
-                    data = np.ascontiguousarray(values).view(np.uint8)
-                    buffers.append(Buffer(name + suffix, data, launch.INPUT))
-        return buffers
+            if self.ensure_row_contiguous and not is_row_contiguous(array):
+                raise self._fault(
+                    "copy",
+                    f"would have MLX copy {array.nbytes} bytes at every launch: `{name}` of shape "
+                    f"{array.shape} has strides {strides(array)}, which is not row contiguous",
+                )
 
-    def _copy_message(self, name: str, array: mx.array, view: memoryview) -> str:
-        layout = f"`{name}` of shape {array.shape} has strides {view.strides} bytes"
-        if self.ensure_row_contiguous:
-            return f"would have MLX copy {array.nbytes} bytes at every launch: {layout}"
-        return f"takes an input that is not row contiguous, which is not supported here: {layout}"
-
-    def _require_written(self, outputs: Sequence[Buffer], traffic: dict[str, Traffic]) -> None:
+    def _require_written(self, outputs: Sequence[Buffer]) -> None:
         for buffer in outputs:
-            stored = traffic[buffer.name].distinct_bytes_stored
-            if stored == buffer.data.nbytes or buffer.name in self.executor.may_leave_unwritten:
-                continue
             assert buffer.written is not None
-            first = int(np.argmin(buffer.written))
+            missing = buffer.written.size - int(buffer.written.sum())
+            if not missing or buffer.name in self.executor.may_leave_unwritten:
+                continue
             raise self._fault(
                 "never written",
-                f"leaves {buffer.data.nbytes - stored} of {buffer.data.nbytes} bytes of output "
-                f"`{buffer.name}` unwritten, the first of them byte {first}",
+                f"leaves {missing} of {buffer.written.size} bytes of output `{buffer.name}` "
+                f"unwritten, the first of them byte {int(np.argmin(buffer.written))}",
             )
 
 
@@ -250,86 +230,3 @@ def metal_kernel(
         name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs,
         compile_options,
     )  # fmt: skip
-
-
-@cache
-def compile_source(source: Source) -> Path:
-    """The shared object of a kernel that passed the lint and both readings; raises KernelFault."""
-    lint.check(source)
-    compiler = _compiler()
-    try:
-        made = compiler.shared_object(to_cpp(source))
-    except CompileError as error:
-        raise compile_fault("compile", source, str(error)) from None
-    try:
-        address_space.check(source, compiler)
-    except CompileError as error:
-        raise compile_fault("address space", source, str(error)) from None
-    return made
-
-
-def compile_fault(kind: str, source: Source, messages: str) -> KernelFault:
-    """The compiler's first error, at the kernel's line."""
-    found = re.search(rf"{re.escape(FILE_NAME)}:(\d+):\d+: (?:fatal )?error: (.*)", messages)
-    if found is None:
-        return KernelFault(kind, source.kernel, f"does not compile:\n{messages}")
-    inner = re.search(r"(?<=: error: ).*", messages)
-    message = inner[0] if inner else found[2]
-    return KernelFault(kind, source.kernel, f"does not compile: {message}", _place(source, found))
-
-
-def _place(source: Source, found: re.Match[str]) -> Place | None:
-    return source.place(int(found[1]))
-
-
-def _located(source: Source, lines: LineTable, fault: launch.Fault) -> KernelFault:
-    def name_place(found: re.Match[str]) -> str:
-        return f"at {source.place(lines.line(int(found[1], 16)))}"
-
-    message = re.sub(r"@([0-9a-f]+)", name_place, fault.message)
-    return KernelFault(fault.kind, source.kernel, message, source.place(lines.line(fault.address)))
-
-
-@cache
-def _compiler() -> Compiler:
-    compiler = find_compiler()
-    if compiler is None:
-        raise RuntimeError(NO_COMPILER)
-    return compiler
-
-
-@cache
-def _runtime() -> Path:
-    return _compiler().runtime()
-
-
-def _bytes_of(array: mx.array) -> Bytes:
-    return np.array(array.reshape(-1).view(mx.uint8), dtype=np.uint8, copy=True)
-
-
-def _first_element(array: mx.array) -> mx.array:
-    return array.reshape(-1)[:1].reshape((1,) * array.ndim)
-
-
-def _output(name: str, shape: Sequence[int], dtype: mx.Dtype, init_value: float | None) -> Buffer:
-    num_bytes = math.prod(shape) * dtype.size
-    written = np.zeros(num_bytes, np.uint8)
-    if init_value is None:
-        poison = np.full(num_bytes, 0xFF, np.uint8)  # NaN in every floating type
-        return Buffer(name, poison, launch.OUTPUT, written)
-    filled = mx.full(tuple(shape), init_value, dtype)
-    return Buffer(name, _bytes_of(filled), launch.INITIALISED_OUTPUT, written)
-
-
-def _remember_unwritten(array: mx.array, buffer: Buffer) -> None:
-    assert buffer.written is not None
-    if buffer.kind == launch.INITIALISED_OUTPUT or buffer.written.all():
-        return
-    key = id(array)
-    forget = weakref.ref(array, lambda _: _partly_written.pop(key, None))
-    _partly_written[key] = forget, buffer.written
-
-
-def _written_bytes(array: mx.array) -> Bytes | None:
-    known = _partly_written.get(id(array))
-    return known[1] if known and known[0]() is array else None

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A line of what the launcher wrote: `part` is "source", "header" or "signature" (MLX's own)."""
+    """A line of the kernel.
+
+    part: "source" or "header", whose line it is as the launcher wrote them, or "signature", which
+        MLX wrote: then it is the line of MLX's whole text.
+    """
 
     part: str
     line: int

@@ -1,4 +1,7 @@
-"""From an address in a compiled kernel to the kernel's line: the DWARF 4 line table of an ELF file."""
+"""From an address in a compiled kernel to the kernel's line.
+
+Reads the DWARF 4 line table of a 64-bit ELF file; any other file has no lines.
+"""
 
 from __future__ import annotations
 

@@ -304,8 +304,9 @@ inline void check_access(uintptr_t address, size_t bytes, size_t alignment, Acce
     if (region->written)
       for (size_t i = offset; i < offset + bytes; i++)
         if (!region->written[i])
-          fault("uninitialised", pc, "loads byte %zu of `%s`, which its kernel never wrote", i,
-                region->name);
+          fault("uninitialised", pc,
+                "loads byte %zu of `%s`, which its kernel left unwritten or lies between elements",
+                i, region->name);
     memset(region->loaded + offset, 1, bytes);
     return;
   }
