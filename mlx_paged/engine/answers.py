@@ -1,0 +1,204 @@
+"""Appends drawn tokens to answers, decides where these end, and turns them into outputs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_paged.engine.model_runner import Step
+from mlx_paged.engine.outputs import Logprob, TokenOutput, request_output
+from mlx_paged.engine.penalties import TokenCounts
+from mlx_paged.engine.request import Request, Sample
+from mlx_paged.engine.sampler import Drawn, draw_key
+from mlx_paged.engine.scheduler import Scheduler
+from mlx_paged.engine.text import TextStream
+
+
+@dataclass(slots=True)
+class Taken:
+    """A token that has been appended to a sample.
+
+    Attributes:
+        has_text: whether its text belongs to the answer and isn't in it yet.
+        completes: whether it was the last one of the whole request.
+    """
+
+    sample: Sample
+    token_id: int
+    logprobs: dict[int, Logprob] | None = None
+    has_text: bool = True
+    completes: bool = False
+
+
+class Answers:
+    """What becomes of drawn tokens.
+
+    Args:
+        scheduler: takes out samples that have finished.
+        tokenizer: mlx-lm's, or None for answers without text.
+    """
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Any = None) -> None:
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self._first_token_id: int | None = None
+        if tokenizer is not None:
+            self._first_token_id = tokenizer.encode("a", add_special_tokens=False)[-1]
+
+    def begin(self, sample: Sample) -> None:
+        """Prepare a sample for its first token."""
+        request, params = sample.request, sample.request.params
+        sample.draw_key = draw_key(request.seed, sample.index)
+        if params.num_logprobs is not None:
+            sample.logprobs = []
+        if params.has_penalties:
+            sample.token_counts = TokenCounts(request.prompt_token_ids)
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and the engine has none")
+        if params.stop or request.streams:
+            sample.text = self._text_stream(request)
+
+    def take(self, step: Step, token_ids: list[int]) -> list[Taken]:
+        """Publish what a step stored, append what it drew, finish what has ended."""
+        for sample in step.plan.samples:
+            self.scheduler.publish(sample)
+        samples = self._forked(step.draws)
+        logprobs = _read_logprobs(step.drawn, samples) if step.drawn else None
+        now = time.perf_counter()
+        taken = []
+        for i, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
+            if sample.is_running:
+                taken.append(self._append(sample, token_id, now))
+                if logprobs is not None:
+                    self._add_logprobs(taken[-1], logprobs[i])
+        return taken
+
+    def finish(self, sample: Sample, reason: str, stop_reason: int | str | None = None) -> None:
+        """End an answer and give its blocks back."""
+        sample.finish_reason, sample.stop_reason = reason, stop_reason
+        self.scheduler.remove(sample)
+        request = sample.request
+        request.num_finished += 1
+        request.metrics.num_output_tokens += sample.num_output_tokens
+        request.metrics.finished_time = time.perf_counter()
+
+    def outputs(self, taken: list[Taken]) -> list[TokenOutput]:
+        """Tokens as they are handed out, with text where it is wanted."""
+        return [self._output(item) for item in taken]
+
+    def _append(self, sample: Sample, token_id: int, now: float) -> Taken:
+        request, params = sample.request, sample.request.params
+        sample.sequence.token_ids.append(token_id)
+        if sample.token_counts is not None:
+            sample.token_counts.add(token_id)
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = now
+        taken = Taken(sample, token_id)
+        if token_id in request.end_token_ids:
+            is_own = token_id in params.stop_token_ids
+            self.finish(sample, "stop", token_id if is_own else None)
+            taken.has_text = False
+        elif params.stop:
+            taken.has_text = False
+            may_stop = sample.num_output_tokens >= params.min_tokens
+            if stop := sample.text.add(token_id, may_stop):
+                self.finish(sample, "stop", stop)
+        if sample.finish_reason is None and sample.num_tokens >= sample.max_num_tokens:
+            self.finish(sample, "length")
+        taken.completes = sample.finish_reason is not None and request.is_finished
+        return taken
+
+    def _forked(self, draws: list[Sample]) -> list[Sample]:
+        """The samples that get the drawn tokens, with those that fork here."""
+        if not any(sample.num_forks for sample in draws):
+            return draws
+        samples = []
+        for sample in draws:
+            samples.append(sample)
+            if not sample.is_running:
+                samples += [sample] * sample.num_forks
+                continue
+            for child in self.scheduler.fork(sample):
+                self.begin(child)
+                samples.append(child)
+        return samples
+
+    def _add_logprobs(self, taken: Taken, logprobs: dict[int, Logprob] | None) -> None:
+        sample = taken.sample
+        if logprobs is None or sample.logprobs is None:
+            return
+        sample.logprobs.append(logprobs)
+        sample.cumulative_logprob += logprobs[taken.token_id].logprob
+        if sample.request.params.logprobs is not None:
+            taken.logprobs = logprobs
+
+    def _output(self, taken: Taken) -> TokenOutput:
+        sample, request = taken.sample, taken.sample.request
+        output = TokenOutput(
+            request.request_id,
+            sample.index,
+            taken.token_id,
+            logprobs=taken.logprobs,
+            finish_reason=sample.finish_reason,
+        )
+        if request.streams:
+            if taken.has_text:
+                sample.text.add(taken.token_id)
+            if sample.finish_reason is not None:
+                sample.text.finish()
+            output.text = sample.text.take()
+        if taken.completes:
+            for finished in request.samples:
+                self._complete_text(finished)
+            output.request_output = request_output(request)
+        return output
+
+    def _complete_text(self, sample: Sample) -> None:
+        """Make the whole text of an answer that was not streamed."""
+        if self.tokenizer is None or sample.request.streams:
+            return
+        if sample.text is None:
+            sample.text = self._text_stream(sample.request)
+            token_ids = sample.output_token_ids
+            ends = sample.finish_reason == "stop"
+            for token_id in token_ids[:-1] if ends else token_ids:
+                sample.text.add(token_id)
+        sample.text.finish()
+
+    def _text_stream(self, request: Request) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        params = request.params
+        return TextStream(
+            self.tokenizer.detokenizer,
+            params.stop,
+            params.include_stop_str_in_output,
+            self._first_token_id,
+        )
+
+
+def _read_logprobs(drawn: Drawn, samples: list[Sample]) -> list[dict[int, Logprob] | None] | None:
+    """Each row's log-probabilities by token id, the chosen token's first."""
+    if drawn.logprobs is None or drawn.ranks is None:
+        return None
+    token_ids, ranks = _to_list(drawn.token_ids), _to_list(drawn.ranks)
+    chosen = _to_list(drawn.logprobs)
+    top_ids, top = _to_list(drawn.top_ids), _to_list(drawn.top_logprobs)
+    found: list[dict[int, Logprob] | None] = []
+    for row, sample in enumerate(samples):
+        num_top = sample.request.params.num_logprobs
+        if num_top is None:
+            found.append(None)
+            continue
+        by_id = {token_ids[row]: Logprob(chosen[row], ranks[row])}
+        for i in range(num_top):
+            by_id.setdefault(top_ids[row][i], Logprob(top[row][i], i + 1))
+        found.append(by_id)
+    return found
+
+
+def _to_list(array: mx.array | None) -> Any:
+    return [] if array is None else array.tolist()
