@@ -1,6 +1,7 @@
 """The doctor: true statements about this machine, and exit status 1 for what is missing."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -149,7 +150,10 @@ def test_an_mlx_that_cannot_be_imported_has_status_1(capsys, monkeypatch):
 
 def test_lines_are_not_broken_when_piped(checkpoint):
     command = [sys.executable, "-m", "mlx_paged", "doctor", "--model", str(checkpoint)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environment = {**os.environ, "COLUMNS": "20"}
+    output = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment
+    ).stdout
     assert any(line.endswith(f"({sys.executable})") for line in output.splitlines())
     assert "\x1b" not in output
 
