@@ -3,14 +3,19 @@
 from mlx_paged.cache.attention import choose_path, paged_attention
 from mlx_paged.cache.batch import Batch, Row, SlotMapping
 from mlx_paged.cache.kv_pool import KVPool
+from mlx_paged.cache.mlx_lm_cache import PagedKVCache, make_paged_prompt_cache
 from mlx_paged.cache.paged_cache import PagedCache
+from mlx_paged.cache.step import step
 
 __all__ = [
     "Batch",
     "KVPool",
     "PagedCache",
+    "PagedKVCache",
     "Row",
     "SlotMapping",
     "choose_path",
+    "make_paged_prompt_cache",
     "paged_attention",
+    "step",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,17 +17,19 @@ from mlx_paged.cache.decode_groups import DecodeGroup, group_by_length
 IntArray = npt.NDArray[np.int32]
 
 
-class SlotMapping(NamedTuple):
-    """Where each token's K and V are stored: slot `blocks[i] * block_size + offsets[i]`."""
+class SlotMapping:
+    """Where each of N tokens' K and V are stored: slot `blocks[i] * block_size + offsets[i]`.
 
-    blocks: mx.array
-    offsets: mx.array
+    Args:
+        slots: slot numbers, [N], such as those of `Sequence.slots`.
+        block_size: tokens per block.
+    """
 
-    @classmethod
-    def of(cls, slots: Iterable[int], block_size: int) -> SlotMapping:
-        """From slot numbers, such as those of `Sequence.slots`."""
-        blocks, offsets = np.divmod(np.fromiter(slots, np.int32), block_size)
-        return cls(mx.array(blocks), mx.array(offsets))
+    def __init__(self, slots: npt.ArrayLike, block_size: int) -> None:
+        blocks, offsets = np.divmod(np.asarray(slots, np.int32), block_size)
+        self.blocks = mx.array(blocks)
+        self.offsets = mx.array(offsets)
+        self.first_slot = mx.array(np.array([blocks[0], offsets[0]]))
 
 
 class Row(NamedTuple):
@@ -106,7 +108,7 @@ class Batch:
         """The slot of each token, [N]."""
         rows = np.repeat(np.arange(len(self.num_new)), self.num_new)
         in_table, offsets = np.divmod(self._positions, self.block_size)
-        return SlotMapping(mx.array(self.tables[rows, in_table]), mx.array(offsets))
+        return SlotMapping(self.tables[rows, in_table] * self.block_size + offsets, self.block_size)
 
     @cached_property
     def block_tables(self) -> mx.array:

@@ -13,7 +13,7 @@ MIN_GROUP_TOKENS = 128
 
 
 def group_by_length(token_counts: npt.NDArray[np.int32]) -> list[npt.NDArray[np.intp]]:
-    """Row indices in groups, longest rows first.
+    """Row indices in groups, each in ascending order, the longest rows' group first.
 
     The longest row of a group has at most twice the tokens of any other, or at most
     `MIN_GROUP_TOKENS`.
@@ -24,7 +24,7 @@ def group_by_length(token_counts: npt.NDArray[np.int32]) -> list[npt.NDArray[np.
         longest = int(token_counts[order[0]])
         shortest = 0 if longest <= MIN_GROUP_TOKENS else longest / 2
         num_rows = int(np.count_nonzero(token_counts[order] >= shortest))
-        groups.append(order[:num_rows])
+        groups.append(np.sort(order[:num_rows]))
         order = order[num_rows:]
     return groups
 

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from mlx_paged.blocks import BlockPool
 from mlx_paged.cache.batch import SlotMapping
 
 # Indices of larger arrays overflow 32 bits in parts of MLX.
 MAX_ARRAY_ELEMENTS = 2**31 - 1
+
+
+def kv_shape(args: Any) -> tuple[int, int]:
+    """Number of KV heads and head dimension of a model with these arguments."""
+    num_kv_heads = getattr(args, "num_key_value_heads", None) or args.num_attention_heads
+    head_dim = getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads
+    return num_kv_heads, head_dim
+
+
+def embedding_dtype(model: nn.Module) -> mx.Dtype:
+    """The dtype that a model's embeddings give, quantised or not."""
+    for name, array in tree_flatten(model.parameters()):
+        if "embed" in name and mx.issubdtype(array.dtype, mx.floating):
+            return array.dtype
+    raise ValueError("the model has no embeddings to take the dtype from; state it")
 
 
 class Checkpoint(NamedTuple):
@@ -59,6 +76,19 @@ class KVPool:
         self.values = [mx.zeros(shape, dtype) for _ in range(num_layers)]
         mx.eval(self.keys, self.values)
 
+    @classmethod
+    def for_model(
+        cls, model: nn.Module, num_blocks: int, block_size: int = 16, dtype: mx.Dtype | None = None
+    ) -> KVPool:
+        """A pool with the layers and heads of a model, ours or mlx-lm's.
+
+        Args:
+            dtype: of K and V; that of the model's embeddings if None.
+        """
+        num_kv_heads, head_dim = kv_shape(model.args)
+        dtype = dtype or embedding_dtype(model)
+        return cls(len(model.layers), num_kv_heads, head_dim, num_blocks, block_size, dtype)
+
     @property
     def num_blocks(self) -> int:
         return self.blocks.num_blocks
@@ -94,9 +124,13 @@ class KVPool:
                 f"the pool holds {self.dtype}, but the model writes keys of {keys.dtype} and "
                 f"values of {values.dtype}; make the pool with the model's dtype"
             )
-        blocks, offsets = slot_mapping
-        self.keys[layer][blocks, :, offsets] = keys
-        self.values[layer][blocks, :, offsets] = values
+        for arrays, rows in ((self.keys, keys), (self.values, values)):
+            if rows.shape[0] == 1:
+                # A quarter of a scatter's time on a CPU.
+                start = slot_mapping.first_slot
+                arrays[layer] = mx.slice_update(arrays[layer], rows[:, :, None], start, [0, 2])
+            else:
+                arrays[layer][slot_mapping.blocks, :, slot_mapping.offsets] = rows
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks in every layer, K and V: (source, destination) pairs.
