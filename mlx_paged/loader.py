@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from mlx_paged.weights import DTYPES, demo
 from mlx_paged.weights.config import model_classes, read_config
-from mlx_paged.weights.errors import ModelError
+from mlx_paged.weights.errors import ModelError, NotHereYet
 from mlx_paged.weights.files import check_weight_files
 from mlx_paged.weights.precision import (
     FLOAT_DTYPES,
@@ -112,7 +112,7 @@ def load(model: str | Path = "smollm2", dtype: str | None = None) -> Loaded:
 def plan(model: str | Path = "smollm2", dtype: str | None = None, download: bool = True) -> Plan:
     """Checks a model's files and decides on its precision, as `load` does, but reads no weights.
 
-    Without `download`, what would first have to be downloaded or converted is a ModelError.
+    Without `download`, what would first have to be downloaded or converted raises NotHereYet.
     """
     from mlx_lm.utils import load_model
 
@@ -164,11 +164,19 @@ def _hub_snapshot(hub_id: str, download: bool) -> Path:
         return Path(folder)
     except ModelError:
         raise
+    except FileNotFoundError as error:
+        if not download:
+            raise NotHereYet(f"{hub_id} is not downloaded yet.") from error
+        raise _not_on_hub(hub_id, error) from error
     except Exception as error:  # the hub client has dozens of types, some of its HTTP library's
-        raise ModelError(
-            f"There is no folder {hub_id}, and the hub did not give a model of that name: "
-            f"{_one_line(error)} For text without a hub: --model smollm2."
-        ) from error
+        raise _not_on_hub(hub_id, error) from error
+
+
+def _not_on_hub(hub_id: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"There is no folder {hub_id}, and the hub did not give a model of that name: "
+        f"{_one_line(error)} For text without a hub: --model smollm2."
+    )
 
 
 def uses_gpu() -> bool:

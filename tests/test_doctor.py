@@ -11,8 +11,11 @@ import mlx.core as mx
 import pytest
 from tiny_models import tiny_config, tiny_model, write_checkpoint
 
-from mlx_paged import blas, doctor, memory
+from mlx_paged import memory
 from mlx_paged.cli import main
+from mlx_paged.cli.arguments import build_parser
+from mlx_paged.cli.generate import make_llm
+from mlx_paged.doctor import blas, models
 from mlx_paged.weights import demo
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -40,17 +43,15 @@ def test_a_healthy_machine_has_status_0(capsys, checkpoint):
 
 
 def test_the_pool_size_follows_from_memory_model_and_block_size(capsys, checkpoint, monkeypatch):
-    monkeypatch.setattr(doctor, "memory_limit", lambda: memory.MemoryLimit(2**30, "a test"))
+    monkeypatch.setattr(models, "memory_limit", lambda: memory.MemoryLimit(2**30, "a test"))
     _, found = report(capsys, "--model", checkpoint, "--block-size", 8, "--dtype", "float32")
     # K and V, 2 layers, 2 KV heads of 32 dimensions, 4 bytes, 8 tokens
     assert found["memory"]["block"]["value"] == 2 * 2 * 2 * 32 * 4 * 8
     num_parameters = sum(array.size for array in tiny_parameters())
     assert found["memory"]["weights"]["value"] == num_parameters * 4
     room = (2**30 - num_parameters * 4) // (2 * 2 * 2 * 32 * 4 * 8)
-    assert found["memory"]["room for the pool"]["value"] == {
-        "num_blocks": room,
-        "num_tokens": room * 8,
-    }
+    assert found["memory"]["room for"]["value"]["num_blocks"] == room
+    assert found["memory"]["room for"]["value"]["num_tokens"] == room * 8
     _, halved = report(capsys, "--model", checkpoint, "--block-size", 8, "--dtype", "float16")
     assert halved["memory"]["block"]["value"] * 2 == found["memory"]["block"]["value"]
 
@@ -62,10 +63,23 @@ def tiny_parameters():
 
 
 def test_a_model_that_fills_all_memory_is_missing_room(capsys, checkpoint, monkeypatch):
-    monkeypatch.setattr(doctor, "memory_limit", lambda: memory.MemoryLimit(1000, "a test"))
+    monkeypatch.setattr(models, "memory_limit", lambda: memory.MemoryLimit(1000, "a test"))
     status, found = report(capsys, "--model", checkpoint)
     assert status == 1
-    assert found["memory"]["room for the pool"]["level"] == "missing"
+    assert found["memory"]["room for"]["value"]["num_blocks"] == 0
+    assert found["memory"]["pool"]["level"] == "missing"
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--num-blocks", 7], ["--kv-memory", 0.001]], ids=["default", "blocks", "GiB"]
+)
+def test_the_pool_foretold_is_the_one_that_a_run_makes(capsys, checkpoint, options, monkeypatch):
+    monkeypatch.setattr("mlx_paged.engine.pool_size.CPU_KV_MEMORY", 10**6)
+    _, found = report(capsys, "--model", checkpoint, "--block-size", 4, *options)
+    arguments = build_parser().parse_args(
+        ["generate", "hi", "--model", str(checkpoint), "--block-size", "4", *map(str, options)]
+    )
+    assert found["memory"]["pool"]["value"]["num_blocks"] == make_llm(arguments).num_blocks
 
 
 def test_a_missing_model_has_status_1_and_is_named(capsys):
@@ -175,7 +189,9 @@ def test_a_preloaded_blas_is_seen():
     preloadable = sorted(Path("/").glob(blas.PRELOADABLE.lstrip("/")))
     if not preloadable:
         pytest.skip(f"{blas.PACKAGE} is not installed")
-    code = "from mlx_paged import blas; found = blas.loaded(); print(found.name, found.is_fast)"
+    code = (
+        "from mlx_paged.doctor import blas; found = blas.loaded(); print(found.name, found.is_fast)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code],
         env={"LD_PRELOAD": str(preloadable[0])},

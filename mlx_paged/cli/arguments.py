@@ -80,6 +80,10 @@ def number(low: float, high: float = math.inf, above: bool = False) -> Callable[
     return parse
 
 
+def to_bytes(gibibytes: float | None) -> int | None:
+    return None if gibibytes is None else round(gibibytes * 2**30)
+
+
 def _add_generate(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",

@@ -8,8 +8,9 @@ import json
 from rich.console import Console
 from rich.text import Text
 
+from mlx_paged.cli.arguments import to_bytes
 from mlx_paged.cli.manners import FAILED
-from mlx_paged.doctor import GIB, Finding, Question, as_dict, examine, is_healthy
+from mlx_paged.doctor import Finding, Question, as_dict, examine, is_healthy
 
 STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 MARKS = {"ok": "ok", "note": "!", "missing": "x"}
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
-        kv_memory=round(args.kv_memory * GIB) if args.kv_memory else None,
+        kv_memory=to_bytes(args.kv_memory),
         attention=args.attention,
     )
     findings = examine(question)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_paged.cli.arguments import to_bytes
 from mlx_paged.cli.progress import PrefillBar, waiting
 from mlx_paged.cli.prompts import read_prompts, to_token_ids
 from mlx_paged.cli.stats import Stats
@@ -17,13 +18,11 @@ from mlx_paged.cli.stats import Stats
 if TYPE_CHECKING:
     from mlx_paged.llm import LLM, SamplingParams
 
-GIB = 2**30
-
 
 def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     with waiting(f"Loading {args.model}"):
-        llm = _make_llm(args)
+        llm = make_llm(args)
     for prompt in prompts:
         token_ids = to_token_ids(prompt, llm.tokenizer, args.system, args.raw)
         text, finish_reason, stats = _answer(llm, token_ids, _params(args), show=not args.json)
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_llm(args: argparse.Namespace) -> LLM:
+def make_llm(args: argparse.Namespace) -> LLM:
     from mlx_paged.llm import LLM
 
     return LLM(
@@ -43,7 +42,7 @@ def _make_llm(args: argparse.Namespace) -> LLM:
         dtype=args.dtype,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
-        kv_memory=round(args.kv_memory * GIB) if args.kv_memory else None,
+        kv_memory=to_bytes(args.kv_memory),
         attention=args.attention,
     )
 

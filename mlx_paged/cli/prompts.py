@@ -20,7 +20,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     if args.raw and args.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out.")
     if args.prompts_file is not None:
-        return _parse_file(_read(args.prompts_file), args.prompts_file)
+        return read_prompts_file(args.prompts_file)
     prompt = _read(STDIN).removesuffix("\n") if args.prompt == STDIN else args.prompt
     if not prompt:
         raise UsageError("The prompt is empty.")
@@ -57,10 +57,10 @@ def _read(name: str) -> str:
         raise UsageError(f"{source} is not valid UTF-8 (byte {error.start}).") from error
 
 
-def _parse_file(text: str, name: str) -> list[str]:
+def read_prompts_file(name: str) -> list[str]:
     """One prompt a line; a line that starts with { is a JSON object with a "prompt"."""
     prompts = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_read(name).split("\n"), start=1):
         if not line.strip():
             continue
         prompts.append(_from_json(line, f"{name}, line {number}") if line[0] == "{" else line)

