@@ -36,14 +36,10 @@ def runtime() -> Path:
 
 
 def launch_fault(source: Source, compiled: Path, fault: Fault) -> KernelFault:
-    """A fault of the runtime's, with lines for addresses."""
-    lines = LineTable(compiled, FILE_NAME)
-
-    def name_place(found: re.Match[str]) -> str:
-        return f"at {source.place(lines.line(int(found[1], 16)))}"
-
-    message = re.sub(r"@([0-9a-f]+)", name_place, fault.message)
-    return KernelFault(fault.kind, source.kernel, message, source.place(lines.line(fault.address)))
+    """A fault of the runtime's, with the launcher's lines."""
+    line = fault.line or LineTable(compiled, FILE_NAME).line(fault.address)
+    message = re.sub(r"#(\d+)", lambda found: f"at {source.place(int(found[1]))}", fault.message)
+    return KernelFault(fault.kind, source.kernel, message, source.place(line))
 
 
 @cache

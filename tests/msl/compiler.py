@@ -31,8 +31,8 @@ _KERNEL = [
     # Metal's numbers: a literal is a float, every half operation rounds, nothing is contracted.
     "-Xclang", "-cl-single-precision-constant", "-Xclang", "-ffloat16-excess-precision=none",
     "-ffp-contract=off", "-fno-math-errno",
-    # Loads and stores stay as wide as they are written, and lanes stay together.
-    "-fno-vectorize", "-fno-slp-vectorize", "-fno-strict-aliasing",
+    # Loads and stores stay as wide as they are written, lanes stay together, calls return.
+    "-fno-vectorize", "-fno-slp-vectorize", "-fno-strict-aliasing", "-fno-optimize-sibling-calls",
     "-Xclang", "-fconvergent-functions",
     # A private variable that nothing was assigned to holds a NaN or a large number.
     "-ftrivial-auto-var-init=pattern",

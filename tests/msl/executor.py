@@ -101,6 +101,7 @@ class Kernel:
 
         Raises KernelFault, with the kernel's line, for whatever Metal forbids or leaves undefined.
         """
+        self.report = None
         arrays = [value if isinstance(value, mx.array) else mx.array(value) for value in inputs]
         mx.eval(arrays)
         self._require_limits(grid, threadgroup)

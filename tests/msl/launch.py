@@ -38,7 +38,8 @@ class Buffer:
 @dataclass(frozen=True)
 class Fault:
     kind: str
-    message: str  # "@<hexadecimal>" stands for an address in the kernel's image
+    message: str  # "#12" stands for line 12 of MLX's text
+    line: int  # of MLX's text, or 0: then that of `address` in the kernel's image
     address: int
 
 
@@ -107,6 +108,7 @@ class _Launch(ctypes.Structure):
         ("variables", _Variable * MAX_VARIABLES),
         ("num_variables", ctypes.c_uint32),
         ("fault_kind", ctypes.c_char_p),
+        ("fault_line", ctypes.c_uint64),
         ("fault_pc", ctypes.c_uint64),
         ("fault", ctypes.c_char * 1024),
     ]
@@ -144,7 +146,9 @@ def run(
         start(ctypes.byref(launch))
     fault = None
     if launch.fault_kind:
-        fault = Fault(launch.fault_kind.decode(), launch.fault.decode(), launch.fault_pc)
+        fault = Fault(
+            launch.fault_kind.decode(), launch.fault.decode(), launch.fault_line, launch.fault_pc
+        )
     variables = launch.variables[: launch.num_variables]
     return Outcome(
         fault,

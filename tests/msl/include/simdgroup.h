@@ -15,11 +15,11 @@ enum class mem_flags : uint {
 MSL_INLINE constexpr mem_flags operator|(mem_flags a, mem_flags b) {
   return mem_flags(uint(a) | uint(b));
 }
-MSL_INLINE MSL_CONVERGENT void threadgroup_barrier(mem_flags flags) {
-  msl::msl_barrier(msl::Scope::threadgroup, uint(flags));
+MSL_INLINE MSL_CONVERGENT void threadgroup_barrier(mem_flags flags, MSL_SITE) {
+  msl::msl_barrier(msl::Scope::threadgroup, site, uint(flags));
 }
-MSL_INLINE MSL_CONVERGENT void simdgroup_barrier(mem_flags flags) {
-  msl::msl_barrier(msl::Scope::simdgroup, uint(flags));
+MSL_INLINE MSL_CONVERGENT void simdgroup_barrier(mem_flags flags, MSL_SITE) {
+  msl::msl_barrier(msl::Scope::simdgroup, site, uint(flags));
 }
 
 // Reductions: pairs 16 apart, then 8, 4, 2, 1; lanes that have returned are left out.
@@ -45,8 +45,8 @@ template <class T, class Operation> MSL_UNCHECKED const char* reduce(msl::Exchan
       return T(expression);                                                 \
     }                                                                       \
   };                                                                        \
-  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value) {            \
-    msl::msl_collective(#name, &value, sizeof(T), reduce<T, operation>);    \
+  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, MSL_SITE) {  \
+    msl::msl_collective(#name, site, &value, sizeof(T), reduce<T, operation>);    \
     return value;                                                           \
   }
 MSL_REDUCTION(simd_sum, add_lanes, a + b)
@@ -70,12 +70,12 @@ template <class T, bool Inclusive> MSL_UNCHECKED const char* scan(msl::Exchange&
   }
   return nullptr;
 }
-template <class T> MSL_INLINE MSL_CONVERGENT T simd_prefix_inclusive_sum(T value) {
-  msl::msl_collective("simd_prefix_inclusive_sum", &value, sizeof(T), scan<T, true>);
+template <class T> MSL_INLINE MSL_CONVERGENT T simd_prefix_inclusive_sum(T value, MSL_SITE) {
+  msl::msl_collective("simd_prefix_inclusive_sum", site, &value, sizeof(T), scan<T, true>);
   return value;
 }
-template <class T> MSL_INLINE MSL_CONVERGENT T simd_prefix_exclusive_sum(T value) {
-  msl::msl_collective("simd_prefix_exclusive_sum", &value, sizeof(T), scan<T, false>);
+template <class T> MSL_INLINE MSL_CONVERGENT T simd_prefix_exclusive_sum(T value, MSL_SITE) {
+  msl::msl_collective("simd_prefix_exclusive_sum", site, &value, sizeof(T), scan<T, false>);
   return value;
 }
 
@@ -100,9 +100,9 @@ template <class T> MSL_UNCHECKED const char* shuffle(msl::Exchange& exchange) {
   return nullptr;
 }
 #define MSL_SHUFFLE(name, source)                                                   \
-  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, ushort by) {         \
+  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, ushort by, MSL_SITE) {  \
     shuffled<T> exchanged = {value, source};                                        \
-    msl::msl_collective(#name, &exchanged, sizeof(exchanged), shuffle<T>);          \
+    msl::msl_collective(#name, site, &exchanged, sizeof(exchanged), shuffle<T>);          \
     return exchanged.value;                                                         \
   }
 MSL_SHUFFLE(simd_shuffle, int(by))
@@ -121,8 +121,8 @@ template <class T> MSL_UNCHECKED const char* take_first(msl::Exchange& exchange)
   for (unsigned i = 0; i < msl::simd_width; i++) exchange.at<T>(i) = first;
   return nullptr;
 }
-template <class T> MSL_INLINE MSL_CONVERGENT T simd_broadcast_first(T value) {
-  msl::msl_collective("simd_broadcast_first", &value, sizeof(T), take_first<T>);
+template <class T> MSL_INLINE MSL_CONVERGENT T simd_broadcast_first(T value, MSL_SITE) {
+  msl::msl_collective("simd_broadcast_first", site, &value, sizeof(T), take_first<T>);
   return value;
 }
 
@@ -158,13 +158,13 @@ MSL_INLINE simdgroup_matrix<T> make_filled_simdgroup_matrix(T value) {
   return filled;
 }
 
-MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name);
+MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name, msl::Site site);
 
 template <class T>
 MSL_INLINE MSL_CONVERGENT void simdgroup_load(simdgroup_matrix<T>& matrix, const T* source,
                                               ulong row_elements = 8, ulong2 origin = ulong2(0),
-                                              bool transpose = false) {
-  meet_all_lanes("simdgroup_load");
+                                              bool transpose = false, MSL_SITE) {
+  meet_all_lanes("simdgroup_load", site);
   const ulong row = matrix_row(msl::msl_lane()), column = matrix_column(msl::msl_lane());
   for (ulong j = 0; j < 2; j++) {
     const ulong y = transpose ? column + j : row, x = transpose ? row : column + j;
@@ -174,8 +174,8 @@ MSL_INLINE MSL_CONVERGENT void simdgroup_load(simdgroup_matrix<T>& matrix, const
 template <class T>
 MSL_INLINE MSL_CONVERGENT void simdgroup_store(const simdgroup_matrix<T>& matrix, T* destination,
                                                ulong row_elements = 8, ulong2 origin = ulong2(0),
-                                               bool transpose = false) {
-  meet_all_lanes("simdgroup_store");
+                                               bool transpose = false, MSL_SITE) {
+  meet_all_lanes("simdgroup_store", site);
   const ulong row = matrix_row(msl::msl_lane()), column = matrix_column(msl::msl_lane());
   for (ulong j = 0; j < 2; j++) {
     const ulong y = transpose ? column + j : row, x = transpose ? row : column + j;
@@ -216,28 +216,29 @@ template <class D, class A, class B, class C>
 MSL_INLINE MSL_CONVERGENT void simdgroup_multiply_accumulate(simdgroup_matrix<D>& d,
                                                              const simdgroup_matrix<A>& a,
                                                              const simdgroup_matrix<B>& b,
-                                                             const simdgroup_matrix<C>& c) {
+                                                             const simdgroup_matrix<C>& c,
+                                                             MSL_SITE) {
   product<D, A, B, C> share;
   for (int j = 0; j < 2; j++) {
     share.a[j] = a.thread_elements()[j];
     share.b[j] = b.thread_elements()[j];
     share.c[j] = c.thread_elements()[j];
   }
-  msl::msl_collective("simdgroup_multiply_accumulate", &share, sizeof(share), multiply<D, A, B, C>);
+  msl::msl_collective("simdgroup_multiply_accumulate", site, &share, sizeof(share), multiply<D, A, B, C>);
   for (int j = 0; j < 2; j++) d.thread_elements()[j] = share.d[j];
 }
 template <class D, class A, class B>
 MSL_INLINE MSL_CONVERGENT void simdgroup_multiply(simdgroup_matrix<D>& d,
                                                   const simdgroup_matrix<A>& a,
-                                                  const simdgroup_matrix<B>& b) {
-  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D>(D(0)));
+                                                  const simdgroup_matrix<B>& b, MSL_SITE) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D>(D(0)), site);
 }
 
 MSL_UNCHECKED inline const char* require_all_lanes(msl::Exchange& exchange) {
   return exchange.active == 0xffffffffu ? nullptr : "needs all 32 lanes";
 }
-MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name) {
-  msl::msl_collective(name, nullptr, 0, require_all_lanes);
+MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name, msl::Site site) {
+  msl::msl_collective(name, site, nullptr, 0, require_all_lanes);
 }
 
 }  // namespace metal

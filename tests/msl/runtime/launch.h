@@ -63,6 +63,7 @@ struct Launch {
   Variable variables[max_variables];
   uint32_t num_variables;
   const char* fault_kind;  // null: the launch ended well
+  uint64_t fault_line;     // in the kernel's text; 0: ask the line table for fault_pc
   uint64_t fault_pc;       // relative to the kernel's image
   char fault[1024];
 };
@@ -88,7 +89,8 @@ struct Thread {
   char* stack;
   State state;
   const char* waiting_for;
-  uintptr_t pc;  // of the wait
+  Site site;  // of the wait
+  uintptr_t pc;
   Combine combine;
   unsigned mem_flags;
   unsigned index, lane, simdgroup;
@@ -110,11 +112,12 @@ inline void enter_scheduler() {
   switch_stack(&from->stack_pointer, scheduler_stack_pointer);
 }
 
-// The first fault of a launch ends it. "@%lx" in the text stands for a place in the kernel.
-inline void record_fault(const char* kind, uintptr_t pc, const char* format, va_list arguments) {
+inline unsigned line_of(Site site) { return unsigned(site >> 32); }
+
+// The first fault of a launch ends it. "#12" in the text stands for line 12 of the kernel's text.
+inline void record_fault(const char* kind, const char* format, va_list arguments) {
   if (launch->fault_kind) return;
   launch->fault_kind = kind;
-  launch->fault_pc = in_image(pc);
   int used = vsnprintf(launch->fault, sizeof(launch->fault), format, arguments);
   if (!running || used < 0 || used >= int(sizeof(launch->fault))) return;
   const Attributes& a = running->attributes;
@@ -123,12 +126,26 @@ inline void record_fault(const char* kind, uintptr_t pc, const char* format, va_
            a.threadgroup_in_grid.y, a.threadgroup_in_grid.z, running->index, running->simdgroup,
            running->lane);
 }
+// At an instruction.
 __attribute__((format(printf, 3, 4))) inline void fault(const char* kind, uintptr_t pc,
                                                         const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  record_fault(kind, pc, format, arguments);
+  record_fault(kind, format, arguments);
   va_end(arguments);
+  launch->fault_pc = in_image(pc);
+  if (running)
+    for (;;) enter_scheduler();
+}
+// Where a thread waits.
+__attribute__((format(printf, 3, 4))) inline void fault_at_wait(const char* kind,
+                                                                const Thread& thread,
+                                                                const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  record_fault(kind, format, arguments);
+  va_end(arguments);
+  launch->fault_line = line_of(thread.site);
   if (running)
     for (;;) enter_scheduler();
 }

@@ -69,15 +69,19 @@ static void drop_finished(Simdgroup& group) {
   group.num_live = kept;
 }
 
+static bool wait_together(const Thread& a, const Thread& b) {
+  return a.site == b.site && a.pc == b.pc;
+}
+
 static void require_convergence(const Simdgroup& group) {
   const Thread& first = *group.live[0];
   for (unsigned i = 1; i < group.num_live; i++) {
     const Thread& other = *group.live[i];
-    if (other.pc != first.pc)
-      fault("divergence", first.pc,
-            "lane %u of SIMD group %u is at %s, but lane %u is at %s, @%lx", first.lane,
-            first.simdgroup, first.waiting_for, other.lane, other.waiting_for,
-            (unsigned long)in_image(other.pc));
+    if (!wait_together(first, other))
+      fault_at_wait("divergence", first,
+                    "lane %u of SIMD group %u is at %s, but lane %u is at %s, #%u", first.lane,
+                    first.simdgroup, first.waiting_for, other.lane, other.waiting_for,
+                    line_of(other.site));
   }
 }
 
@@ -99,7 +103,7 @@ static void combine(Simdgroup& group) {
   running = nullptr;
   const char* wrong = first.combine(group.exchange);
   running = caller;
-  if (wrong) fault("divergence", first.pc, "%s %s", first.waiting_for, wrong);
+  if (wrong) fault_at_wait("divergence", first, "%s %s", first.waiting_for, wrong);
 }
 
 // Every lane of the group now waits or has returned. Runs on the stack of the last to do so.
@@ -119,10 +123,11 @@ static void settle(Simdgroup& group) {
   resume(group.live[0]);
 }
 
-static void wait(State state, const char* name, uintptr_t pc) {
+static void wait(State state, const char* name, Site site, uintptr_t pc) {
   tick(pc);
   running->state = state;
   running->waiting_for = name;
+  running->site = site;
   running->pc = pc;
   Simdgroup& group = simdgroups[running->simdgroup];
   if (++group.turn < group.num_live) resume(group.live[group.turn]);
@@ -131,7 +136,7 @@ static void wait(State state, const char* name, uintptr_t pc) {
 
 static void run_thread() {
   launch->entry(buffer_pointers, &running->attributes);
-  for (;;) wait(State::done, "its end", 0);
+  for (;;) wait(State::done, "its end", 0, 0);
 }
 
 static void start_thread(unsigned index, Uint3 extent, Position groups) {
@@ -189,11 +194,12 @@ static bool pass_barrier(unsigned num_threads, unsigned num_groups) {
   for (unsigned i = 0; i < num_threads; i++) {
     const Thread& thread = threads[i];
     if (thread.state == State::done)
-      fault("divergence", first->pc, "thread %u waits at a barrier, but thread %u has returned",
-            first->index, i);
-    else if (thread.pc != first->pc)
-      fault("divergence", first->pc, "thread %u waits at a barrier, but thread %u at another, @%lx",
-            first->index, i, (unsigned long)in_image(thread.pc));
+      fault_at_wait("divergence", *first,
+                    "thread %u waits at a barrier, but thread %u has returned", first->index, i);
+    else if (!wait_together(*first, thread))
+      fault_at_wait("divergence", *first,
+                    "thread %u waits at a barrier, but thread %u at another, #%u", first->index, i,
+                    line_of(thread.site));
   }
   launch->threadgroup_barriers++;
   order_memory(first->mem_flags, Scope::threadgroup, 0);
@@ -250,19 +256,20 @@ static void run_grid() {
 #define MSL_EXPORT extern "C" __attribute__((visibility("default")))
 #define MSL_CALLER ((uintptr_t)__builtin_return_address(0))
 
-MSL_EXPORT void msl_collective(const char* name, void* value, unsigned bytes, Combine combine) {
+MSL_EXPORT void msl_collective(const char* name, Site site, void* value, unsigned bytes,
+                               Combine combine) {
   char* place = simdgroups[running->simdgroup].exchange.lanes[running->lane];
   running->combine = combine;
   memcpy(place, value, bytes);
-  wait(State::at_collective, name, MSL_CALLER);
+  wait(State::at_collective, name, site, MSL_CALLER);
   memcpy(value, place, bytes);
 }
-MSL_EXPORT void msl_barrier(Scope scope, unsigned mem_flags) {
+MSL_EXPORT void msl_barrier(Scope scope, Site site, unsigned mem_flags) {
   running->mem_flags = mem_flags;
   if (scope == Scope::threadgroup)
-    wait(State::at_threadgroup_barrier, "threadgroup_barrier", MSL_CALLER);
+    wait(State::at_threadgroup_barrier, "threadgroup_barrier", site, MSL_CALLER);
   else
-    wait(State::at_simdgroup_barrier, "simdgroup_barrier", MSL_CALLER);
+    wait(State::at_simdgroup_barrier, "simdgroup_barrier", site, MSL_CALLER);
 }
 MSL_EXPORT unsigned msl_lane() { return running->lane; }
 MSL_EXPORT void* msl_threadgroup_variable(unsigned id, const char* name, unsigned long bytes) {
