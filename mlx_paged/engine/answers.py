@@ -56,8 +56,6 @@ class Answers:
             sample.logprobs = []
         if params.has_penalties:
             sample.token_counts = TokenCounts(request.prompt_token_ids)
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and the engine has none")
         if params.stop or request.streams:
             sample.text = self._text_stream(request)
 

@@ -102,8 +102,9 @@ class BeamSearch:
         sums = (logprobs + mx.array([beam.logprob for beam in beams])[:, None]).flatten()
         ids, best = top_sorted(sums, min(2 * self.params.beam_width, sums.size))
         live: list[tuple[int, int, float]] = []
-        found: Any = zip(ids.tolist(), best.tolist(), strict=True)
-        for at, logprob in found:
+        at_ids: Any = ids.tolist()
+        at_logprobs: Any = best.tolist()
+        for at, logprob in zip(at_ids, at_logprobs, strict=True):
             parent, token_id = divmod(at, logits.shape[-1])
             if token_id in self.end_token_ids:
                 token_ids = beams[parent].sequence.token_ids[num_prompt_tokens:]

@@ -98,6 +98,8 @@ class Engine:
         params = params or SamplingParams()
         if request_id in self.requests:
             raise ValueError(f"a request {request_id!r} is running or waiting already")
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and the engine has none")
         self._check_tokens(prompt_token_ids)
         end_token_ids = set(params.stop_token_ids)
         if not params.ignore_eos:

@@ -83,7 +83,8 @@ def num_pool_blocks(
             f"no room for a KV cache: {options.memory_fraction:.0%} of "
             f"{limit.nbytes / GIB:.2f} GiB ({limit.source}) minus {weights_nbytes / GIB:.2f} GiB "
             f"of weights and {activations / GIB:.2f} GiB of activations leaves "
-            f"{room / GIB:.2f} GiB, and a block takes {block.nbytes / MIB:.1f} MiB; use a smaller or quantised model, or lower "
+            f"{room / GIB:.2f} GiB, and a block takes "
+            f"{block.nbytes / MIB:.1f} MiB; use a smaller or quantised model, or lower "
             "max_num_batched_tokens or max_num_seqs"
         )
     return min(room // block.nbytes, most)
