@@ -11,6 +11,7 @@ import mlx.core as mx
 import msl
 import numpy as np
 import numpy.typing as npt
+import pytest
 from mlx_paged.kernels import contiguous_decode_attention, metal, paged_decode_attention
 from mlx_paged.kernels.launch import DecodeLaunch, DecodeShape, Splits
 
@@ -25,6 +26,8 @@ SMALL_SPLITS = Splits(smallest=8, largest=32, enough=3)
 # A sequence has fewer splits than the batch's longest, and the merge kernel reads only its own.
 PARTIAL_OUTPUTS = ("partial_out", "partial_stats")
 EXECUTOR = msl.Executor(may_leave_unwritten=PARTIAL_OUTPUTS)
+
+requires_compiler = pytest.mark.skipif(msl.find_compiler() is None, reason=msl.NO_COMPILER)
 
 # What a block table may hold past a sequence's blocks.
 GARBAGE = (-1, 2**31 - 1, -(2**31), 10**6)
@@ -42,6 +45,8 @@ class Case:
     lens: tuple[int, ...] = (0, 1, 15, 17, 50)
     launch: DecodeLaunch | None = None
     unused_entries: int = 2
+    query_factor: float = 1
+    is_cold: bool = False  # queries and keys point away from each other: all scores below 0
     seed: int = 0
 
     def __str__(self) -> str:
@@ -69,12 +74,14 @@ class Case:
     def queries(self) -> mx.array:
         """[sequences, query heads, head_dim]."""
         rows = [self._normal(length, 0, self.shape.num_query_heads, 1) for length in self.lens]
-        return mx.stack(rows)[:, :, 0]
+        queries = mx.stack(rows)[:, :, 0] * self.query_factor
+        return -mx.abs(queries) if self.is_cold else queries
 
     @cached_property
     def keys(self) -> list[mx.array]:
         """Each sequence's keys, [KV heads, tokens, head_dim]."""
-        return self._tokens(1)
+        keys = self._tokens(1)
+        return [mx.abs(rows) for rows in keys] if self.is_cold else keys
 
     @cached_property
     def values(self) -> list[mx.array]:

@@ -8,12 +8,20 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from kernel_cases import EXECUTOR, SMALL_SPLITS, Case, Recording, as_floats
+from kernel_cases import (
+    EXECUTOR,
+    SMALL_SPLITS,
+    Case,
+    Recording,
+    as_floats,
+    requires_compiler,
+)
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.copy import contiguous_copy, paged_copy
 from mlx_paged.kernels.defaults import default_launch
 from mlx_paged.kernels.launch import HEAD_DIMS, DecodeLaunch
 
+pytestmark = requires_compiler
 INT_BYTES = 4
 FLOAT_BYTES = 4
 

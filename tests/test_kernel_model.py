@@ -1,0 +1,62 @@
+"""A whole model that prefills by gathering and decodes with the Metal kernels' own text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from greedy import ours_of, paged_greedy
+from kernel_cases import EXECUTOR, Recording, requires_compiler
+from mlx_paged.kernels import metal
+from tiny_models import VOCAB_SIZE, tiny_config, tiny_model
+
+from mlx_paged.blocks import Sequence
+from mlx_paged.cache import KVPool, step
+
+pytestmark = requires_compiler
+
+
+@pytest.fixture(scope="module")
+def qwen2():
+    config = tiny_config(num_attention_heads=4, num_key_value_heads=1)
+    return ours_of(tiny_model(config))
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
+    monkeypatch.setattr("mlx_paged.cache.paged_cache.choose_path", lambda path: path)
+    recording = Recording(EXECUTOR.metal_kernel)
+    with metal.using(recording):
+        yield recording
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_kernels_and_gathering_generate_the_same_tokens(
+    block_size: int, qwen2, recording: Recording
+) -> None:
+    by_path = {
+        path: paged_greedy(qwen2, prompts(5, 18, 1), 6, block_size, attention=path)
+        for path in ("metal", "gather")
+    }
+    assert "decode_paged" in recording.reports
+    for by_kernel, by_gather in zip(by_path["metal"], by_path["gather"], strict=True):
+        assert by_kernel[0] == by_gather[0]
+        assert np.abs(by_kernel[1] - by_gather[1]).max() < 1e-4
+
+
+def test_one_batch_decodes_some_sequences_and_prefills_others(qwen2, recording: Recording) -> None:
+    logits = {}
+    for path in ("metal", "gather"):
+        pool = KVPool.for_model(qwen2, num_blocks=60, block_size=4)
+        sequences = [Sequence(pool.blocks, prompt) for prompt in prompts(9, 140, 30)]
+        step(qwen2, pool, sequences[:2], [8, 139], attention="gather")
+        logits[path] = step(qwen2, pool, sequences, [1, 1, 30], attention=path)
+    assert "merge" in recording.reports, "140 tokens take two splits"
+    assert mx.allclose(logits["metal"], logits["gather"], atol=1e-4)
