@@ -25,14 +25,31 @@ class ModelArgs(BaseModelArgs):
     rope_scaling: dict[str, float | str] | None = None
     tie_word_embeddings: bool = True
 
-    # What other architectures of the same shape choose differently.
-    qkv_bias = True
-    o_bias = False
-    mlp_bias = False
+    def __post_init__(self) -> None:
+        scaling = self.rope_scaling or {}
+        if (scaling.get("type") or scaling.get("rope_type")) == "dynamic":
+            raise ValueError(
+                "dynamic rope scaling depends on the length of the whole sequence, so the tokens "
+                "of a flat batch can't be turned together; use linear, llama3 or yarn scaling"
+            )
+
+    # What architectures of the same shape choose differently.
 
     @property
     def attention_head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        return True
+
+    @property
+    def has_output_bias(self) -> bool:
+        return False
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        return False
 
 
 class Attention(nn.Module):
@@ -45,10 +62,10 @@ class Attention(nn.Module):
         self.head_dim = head_dim = args.attention_head_dim
         self.scale = head_dim**-0.5
 
-        self.q_proj = nn.Linear(dim, n_heads * head_dim, bias=args.qkv_bias)
-        self.k_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=args.qkv_bias)
-        self.v_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=args.qkv_bias)
-        self.o_proj = nn.Linear(n_heads * head_dim, dim, bias=args.o_bias)
+        self.q_proj = nn.Linear(dim, n_heads * head_dim, bias=args.has_qkv_bias)
+        self.k_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=args.has_qkv_bias)
+        self.v_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=args.has_qkv_bias)
+        self.o_proj = nn.Linear(n_heads * head_dim, dim, bias=args.has_output_bias)
 
         self.rope = initialize_rope(
             head_dim,
@@ -76,9 +93,9 @@ class MLP(nn.Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
         dim, hidden_dim = args.hidden_size, args.intermediate_size
-        self.gate_proj = nn.Linear(dim, hidden_dim, bias=args.mlp_bias)
-        self.down_proj = nn.Linear(hidden_dim, dim, bias=args.mlp_bias)
-        self.up_proj = nn.Linear(dim, hidden_dim, bias=args.mlp_bias)
+        self.gate_proj = nn.Linear(dim, hidden_dim, bias=args.has_mlp_bias)
+        self.down_proj = nn.Linear(hidden_dim, dim, bias=args.has_mlp_bias)
+        self.up_proj = nn.Linear(dim, hidden_dim, bias=args.has_mlp_bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))

@@ -26,7 +26,8 @@ def kv_shape(args: Any) -> tuple[int, int]:
 
 def embedding_dtype(model: nn.Module) -> mx.Dtype:
     """The dtype that a model's embeddings give, quantised or not."""
-    for name, array in tree_flatten(model.parameters()):
+    parameters: Any = tree_flatten(model.parameters())
+    for name, array in parameters:
         if "embed" in name and mx.issubdtype(array.dtype, mx.floating):
             return array.dtype
     raise ValueError("the model has no embeddings to take the dtype from; state it")

@@ -86,8 +86,8 @@ class PagedKVCache:
         stop = self.offset + keys.shape[2]
         prompt.reserve(stop)
         self.offset = stop
-        rows = (array[0].swapaxes(0, 1) for array in (keys, values))
-        pool.write(self._layer, *rows, prompt.slot_mapping)
+        new_keys, new_values = keys[0].swapaxes(0, 1), values[0].swapaxes(0, 1)
+        pool.write(self._layer, new_keys, new_values, prompt.slot_mapping)
         if self._layer == pool.num_layers - 1:
             # mlx-lm dispatches a step while the one before it runs and still holds the pool, so
             # that every write would copy it. The graph is built by now: wait here.
