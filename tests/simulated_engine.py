@@ -152,8 +152,7 @@ class SimulatedEngine:
                 ]
 
     def _take(self, plan):
-        for sample in plan.samples:
-            self.scheduler.publish(sample)
+        self.scheduler.publish(plan)
         assert set(self.drawn) == set(self.draws)
         for sample in self.draws:
             if not sample.is_running:

@@ -178,7 +178,8 @@ def test_no_end_token_before_min_tokens():
     params = SamplingParams(temperature=0, min_tokens=3)
     ends = frozenset({best})
     found = [
-        sample(mx.array(logits), [Draw(params, 0, n, n, ends)]).token_ids.item() for n in range(5)
+        sample(mx.array(logits), [Draw(params, 0, n, end_token_ids=ends)]).token_ids.item()
+        for n in range(5)
     ]
     assert found == [next_best] * 3 + [best] * 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -12,25 +11,9 @@ from mlx_paged.engine.model_runner import Step
 from mlx_paged.engine.outputs import Logprob, TokenOutput, request_output
 from mlx_paged.engine.penalties import TokenCounts
 from mlx_paged.engine.request import Request, Sample
-from mlx_paged.engine.sampler import Drawn, draw_key
+from mlx_paged.engine.sampler import Draw, Drawn, draw_key
 from mlx_paged.engine.scheduler import Scheduler
 from mlx_paged.engine.text import TextStream
-
-
-@dataclass(slots=True)
-class Taken:
-    """A token that has been appended to a sample.
-
-    Attributes:
-        has_text: whether its text belongs to the answer and isn't in it yet.
-        completes: whether it was the last one of the whole request.
-    """
-
-    sample: Sample
-    token_id: int
-    logprobs: dict[int, Logprob] | None = None
-    has_text: bool = True
-    completes: bool = False
 
 
 class Answers:
@@ -44,6 +27,7 @@ class Answers:
     def __init__(self, scheduler: Scheduler, tokenizer: Any = None) -> None:
         self.scheduler = scheduler
         self.tokenizer = tokenizer
+        self._unfinished: list[tuple[Sample, TokenOutput]] = []
         self._first_token_id: int | None = None
         if tokenizer is not None:
             self._first_token_id = tokenizer.encode("a", add_special_tokens=False)[-1]
@@ -51,28 +35,36 @@ class Answers:
     def begin(self, sample: Sample) -> None:
         """Prepare a sample for its first token."""
         request, params = sample.request, sample.request.params
-        sample.draw_key = draw_key(request.seed, sample.index)
+        sample.draw = Draw(
+            params,
+            draw_key(request.seed, sample.index),
+            sample.num_tokens,
+            request.num_prompt_tokens,
+            request.end_token_ids,
+            TokenCounts(request.prompt_token_ids) if params.has_penalties else None,
+        )
         if params.num_logprobs is not None:
             sample.logprobs = []
-        if params.has_penalties:
-            sample.token_counts = TokenCounts(request.prompt_token_ids)
         if params.stop or request.streams:
             sample.text = self._text_stream(request)
 
-    def take(self, step: Step, token_ids: list[int]) -> list[Taken]:
-        """Publish what a step stored, append what it drew, finish what has ended."""
-        for sample in step.plan.samples:
-            self.scheduler.publish(sample)
+    def take(self, step: Step, token_ids: list[int]) -> list[TokenOutput]:
+        """Publish what a step stored, append what it drew, finish what has ended.
+
+        Text is left to `complete`, but where it may end an answer.
+        """
+        self.scheduler.publish(step.plan)
         samples = self._forked(step.draws)
         logprobs = _read_logprobs(step.drawn, samples) if step.drawn else None
         now = time.perf_counter()
-        taken = []
+        outputs = []
         for i, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
             if sample.is_running:
-                taken.append(self._append(sample, token_id, now))
+                output = self._append(sample, token_id, now)
                 if logprobs is not None:
-                    self._add_logprobs(taken[-1], logprobs[i])
-        return taken
+                    _add_logprobs(sample, output, logprobs[i])
+                outputs.append(output)
+        return outputs
 
     def finish(self, sample: Sample, reason: str, stop_reason: int | str | None = None) -> None:
         """End an answer and give its blocks back."""
@@ -83,31 +75,51 @@ class Answers:
         request.metrics.num_output_tokens += sample.num_output_tokens
         request.metrics.finished_time = time.perf_counter()
 
-    def outputs(self, taken: list[Taken]) -> list[TokenOutput]:
-        """Tokens as they are handed out, with text where it is wanted."""
-        return [self._output(item) for item in taken]
+    def complete(self) -> None:
+        """Give the tokens taken last their text, and a request's last one the request's output."""
+        unfinished, self._unfinished = self._unfinished, []
+        for sample, output in unfinished:
+            request = sample.request
+            if request.streams:
+                is_end_token = output.finish_reason == "stop"
+                if not request.params.stop and not is_end_token:
+                    sample.text.add(output.token_id)
+                if output.finish_reason is not None:
+                    sample.text.finish()
+                output.text = sample.text.take()
+        for sample, output in unfinished:
+            if output.completes:
+                for finished in sample.request.samples:
+                    self._complete_text(finished)
+                output.request_output = request_output(sample.request)
 
-    def _append(self, sample: Sample, token_id: int, now: float) -> Taken:
-        request, params = sample.request, sample.request.params
+    def _append(self, sample: Sample, token_id: int, now: float) -> TokenOutput:
+        request = sample.request
         sample.sequence.token_ids.append(token_id)
-        if sample.token_counts is not None:
-            sample.token_counts.add(token_id)
+        output = TokenOutput(request.request_id, sample.index, token_id)
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
-        taken = Taken(sample, token_id)
+        if sample.draw.counts is not None:
+            sample.draw.counts.add(token_id)
+        self._finish_if_over(sample, token_id)
+        if sample.finish_reason is not None:
+            output.finish_reason = sample.finish_reason
+            output.completes = request.is_finished
+        if request.streams or output.completes:
+            self._unfinished.append((sample, output))
+        return output
+
+    def _finish_if_over(self, sample: Sample, token_id: int) -> None:
+        request = sample.request
         if token_id in request.end_token_ids:
-            is_own = token_id in params.stop_token_ids
+            is_own = token_id in request.params.stop_token_ids
             self.finish(sample, "stop", token_id if is_own else None)
-            taken.has_text = False
-        elif params.stop:
-            taken.has_text = False
-            may_stop = sample.num_output_tokens >= params.min_tokens
+        elif request.params.stop:
+            may_stop = sample.num_output_tokens >= request.params.min_tokens
             if stop := sample.text.add(token_id, may_stop):
                 self.finish(sample, "stop", stop)
-        if sample.finish_reason is None and sample.num_tokens >= sample.max_num_tokens:
+        if sample.num_tokens >= sample.max_num_tokens and sample.finish_reason is None:
             self.finish(sample, "length")
-        taken.completes = sample.finish_reason is not None and request.is_finished
-        return taken
 
     def _forked(self, draws: list[Sample]) -> list[Sample]:
         """The samples that get the drawn tokens, with those that fork here."""
@@ -123,36 +135,6 @@ class Answers:
                 self.begin(child)
                 samples.append(child)
         return samples
-
-    def _add_logprobs(self, taken: Taken, logprobs: dict[int, Logprob] | None) -> None:
-        sample = taken.sample
-        if logprobs is None or sample.logprobs is None:
-            return
-        sample.logprobs.append(logprobs)
-        sample.cumulative_logprob += logprobs[taken.token_id].logprob
-        if sample.request.params.logprobs is not None:
-            taken.logprobs = logprobs
-
-    def _output(self, taken: Taken) -> TokenOutput:
-        sample, request = taken.sample, taken.sample.request
-        output = TokenOutput(
-            request.request_id,
-            sample.index,
-            taken.token_id,
-            logprobs=taken.logprobs,
-            finish_reason=sample.finish_reason,
-        )
-        if request.streams:
-            if taken.has_text:
-                sample.text.add(taken.token_id)
-            if sample.finish_reason is not None:
-                sample.text.finish()
-            output.text = sample.text.take()
-        if taken.completes:
-            for finished in request.samples:
-                self._complete_text(finished)
-            output.request_output = request_output(request)
-        return output
 
     def _complete_text(self, sample: Sample) -> None:
         """Make the whole text of an answer that was not streamed."""
@@ -176,6 +158,15 @@ class Answers:
             params.include_stop_str_in_output,
             self._first_token_id,
         )
+
+
+def _add_logprobs(sample: Sample, output: TokenOutput, logprobs: dict[int, Logprob] | None) -> None:
+    if logprobs is None or sample.logprobs is None:
+        return
+    sample.logprobs.append(logprobs)
+    sample.cumulative_logprob += logprobs[output.token_id].logprob
+    if sample.request.params.logprobs is not None:
+        output.logprobs = logprobs
 
 
 def _read_logprobs(drawn: Drawn, samples: list[Sample]) -> list[dict[int, Logprob] | None] | None:

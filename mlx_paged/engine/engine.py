@@ -20,7 +20,6 @@ from mlx_paged.engine.outputs import TokenOutput
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.pool_size import make_pool, set_wired_limit
 from mlx_paged.engine.request import Request
-from mlx_paged.engine.sampler import Draw, draw_key
 from mlx_paged.engine.scheduler import Schedule, Scheduler
 from mlx_paged.engine.stats import Counts, EngineStats
 
@@ -128,13 +127,13 @@ class Engine:
             return []
         ahead = self._build_ahead(step)
         token_ids = self.runner.wait(step)
-        taken = self.answers.take(step, token_ids)
+        outputs = self.answers.take(step, token_ids)
         if ahead is not None:
             self._in_flight = self._dispatch_or_drop(ahead)
-        self.counts.num_generated_tokens += len(taken)
-        outputs = self.answers.outputs(taken)
+        self.counts.num_generated_tokens += len(outputs)
+        self.answers.complete()
         for output in outputs:
-            if output.request_output is not None:
+            if output.completes:
                 del self.requests[output.request_id]
         return outputs
 
@@ -187,7 +186,7 @@ class Engine:
         for sample in plan.samples:
             if sample.request.metrics.first_scheduled_time is None:
                 sample.request.metrics.first_scheduled_time = now
-        step = self.runner.build(plan, self._draws(plan))
+        step = self.runner.build(plan)
         return self._dispatch(step)
 
     def _dispatch(self, step: Step) -> Step:
@@ -205,7 +204,7 @@ class Engine:
         if any(sample.request.params.has_penalties for sample in step.draws):
             return None
         plan = self.scheduler.schedule_next(step.plan)
-        return self.runner.build(plan, self._draws(plan), step) if plan else None
+        return self.runner.build(plan, step) if plan else None
 
     def _dispatch_or_drop(self, ahead: Step) -> Step | None:
         if all(sample.is_running for sample in ahead.plan.samples):
@@ -213,26 +212,6 @@ class Engine:
         self.runner.drop()
         self.counts.num_graphs_dropped += 1
         return None
-
-    def _draws(self, plan: Schedule) -> list[Draw]:
-        draws = []
-        for sample in plan.samples:
-            if sample.draws:
-                request = sample.request
-                for index in range(sample.index, sample.index + sample.num_forks + 1):
-                    draws.append(
-                        Draw(
-                            request.params,
-                            sample.draw_key
-                            if index == sample.index
-                            else draw_key(request.seed, index),
-                            sample.num_tokens,
-                            sample.num_output_tokens,
-                            request.end_token_ids,
-                            sample.token_counts,
-                        )
-                    )
-        return draws
 
     def _num_slots_held(self) -> int:
         """Slots that hold a token, those of shared blocks counted once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from mlx_paged.cache.attention import AttentionPath
 from mlx_paged.cache.kv_pool import Checkpoint
 from mlx_paged.engine.block_tables import BlockTables
 from mlx_paged.engine.request import Sample
-from mlx_paged.engine.sampler import Draw, Drawn, sample
+from mlx_paged.engine.sampler import Draw, Drawn, draw_key, sample
 from mlx_paged.engine.scheduler import Schedule
 from mlx_paged.engine.swap import copy_in, copy_out
 
@@ -25,7 +25,7 @@ class Step:
 
     Attributes:
         plan: what it computes.
-        draws: the samples that draw a token, once for each token that they draw.
+        draws: the samples that draw a token. One that forks here draws its forks' too.
         drawn: the tokens, in the order of `draws`; None if no sample draws one.
     """
 
@@ -63,13 +63,13 @@ class ModelRunner:
             copy_in(self.pool, block_ids, swapped.stored)
             swapped.stored = None
 
-    def build(self, plan: Schedule, draws: list[Draw], previous: Step | None = None) -> Step:
+    def build(self, plan: Schedule, previous: Step | None = None) -> Step:
         """The graph of a step.
 
         Args:
             plan: its rows. The tokens that it computes are counted as not yet stored.
-            draws: what to draw, for the plan's samples that draw, in order.
-            previous: the step before, if its tokens have not been read back.
+            previous: the step before, if its tokens have not been read back; every sample of
+                `plan` draws in both.
         """
         self._checkpoint = self.pool.checkpoint()
         if previous is None:
@@ -77,12 +77,16 @@ class ModelRunner:
         batch = self.block_tables.batch(plan.samples)
         cache = PagedCache(self.pool, batch, self.attention)
         tokens = self._tokens(plan, previous)
-        rows, drawing = self._rows_to_draw(plan, batch)
+        drawing = plan.samples if previous else [s for s in plan.samples if s.draws]
         if not drawing:
             # Only the K/V are wanted; the last layer's attention is never evaluated.
             self.model(tokens, cache, mx.array([0]))
             return Step(plan, [], None)
-        logits = self.model(tokens, cache, mx.array(rows))
+        ends = batch.row_starts[1:] - 1
+        if len(drawing) < len(plan.samples):
+            ends = ends[[s.draws for s in plan.samples]]
+        logits = self.model(tokens, cache, mx.array(ends))
+        draws = _draws(drawing)
         if len(draws) > len(drawing):
             repeats = [i for i, s in enumerate(drawing) for _ in range(1 + s.num_forks)]
             logits = logits[mx.array(repeats)]
@@ -135,10 +139,14 @@ class ModelRunner:
             token_ids += s.sequence.token_ids[start : start + s.num_scheduled_tokens]
         return mx.array(np.array(token_ids, np.int32))
 
-    def _rows_to_draw(self, plan: Schedule, batch: Batch) -> tuple[np.ndarray, list[Sample]]:
-        """Indices in the flat list of the tokens whose logits are drawn from, and their samples."""
-        drawing = [s for s in plan.samples if s.draws]
-        ends = batch.row_starts[1:] - 1
-        if len(drawing) == len(plan.samples):
-            return ends, drawing
-        return ends[[s.draws for s in plan.samples]], drawing
+
+def _draws(samples: list[Sample]) -> list[Draw]:
+    """How the samples' next tokens are drawn, and those of the samples that fork from them."""
+    draws = []
+    for s in samples:
+        draw: Draw = s.draw
+        draw.position = s.num_tokens
+        draws.append(draw)
+        for index in range(1, s.num_forks + 1):
+            draws.append(replace(draw, key=draw_key(s.request.seed, index)))
+    return draws

@@ -59,7 +59,8 @@ class TokenOutput:
         text: what can be shown since the last one: whole characters, nothing of a stop string.
         logprobs: as in `CompletionOutput`, of this token.
         finish_reason: why the answer ends here; None if it goes on.
-        request_output: the whole request, on the last token of its last sample.
+        completes: whether it is the last token of the request's last sample.
+        request_output: the whole request, where it `completes`.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class TokenOutput:
     text: str = ""
     logprobs: dict[int, Logprob] | None = None
     finish_reason: str | None = None
+    completes: bool = False
     request_output: RequestOutput | None = None
 
     @property

@@ -126,6 +126,11 @@ class SamplingParams:
         return not (self.has_penalties or self.logit_bias or self.min_tokens)
 
     @cached_property
+    def takes_likeliest(self) -> bool:
+        """Whether the next token is the one with the largest logit, and nothing else is wanted."""
+        return self.is_plain and self.temperature == 0 and self.num_logprobs is None
+
+    @cached_property
     def num_logprobs(self) -> int | None:
         """`logprobs`, or 0 where choosing the best samples needs the chosen tokens' own."""
         return 0 if self.logprobs is None and self.num_samples > self.n else self.logprobs

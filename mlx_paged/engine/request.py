@@ -103,13 +103,14 @@ class Sample:
         num_forks: samples that will fork from this one once its prompt is stored.
         stored: its K/V outside the pool, while it is swapped out.
         num_stored_tokens: tokens that `stored` holds.
+        draw: how its next token is drawn; the sampler's.
         text: what turns its tokens into text; the engine's.
     """
 
     __slots__ = (
         "chain",
         "cumulative_logprob",
-        "draw_key",
+        "draw",
         "finish_reason",
         "index",
         "is_running",
@@ -126,7 +127,6 @@ class Sample:
         "stop_reason",
         "stored",
         "text",
-        "token_counts",
     )
 
     def __init__(
@@ -150,8 +150,7 @@ class Sample:
         self.max_num_tokens = request.num_prompt_tokens + request.max_tokens
         self.logprobs: list[Any] | None = None
         self.text: Any = None
-        self.token_counts: Any = None
-        self.draw_key = 0
+        self.draw: Any = None
         request.samples.append(self)
 
     @property

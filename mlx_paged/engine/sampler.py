@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -15,24 +14,30 @@ from mlx_paged.engine.penalties import TokenCounts, penalise
 _MASK = 2**64 - 1
 
 
-class Draw(NamedTuple):
-    """One token to draw.
+@dataclass(slots=True)
+class Draw:
+    """How one answer's next token is drawn.
 
     Attributes:
         params: the request's.
         key: the sample's randomness, from `draw_key`.
         position: of the token in its sequence; with `key`, it determines the draw.
-        num_output_tokens: tokens that the answer has so far.
+        num_prompt_tokens: position of the answer's first token.
         end_token_ids: what must not come before `min_tokens`.
         counts: the sequence's tokens so far, where there are penalties.
     """
 
     params: SamplingParams
     key: int
-    position: int
-    num_output_tokens: int = 0
+    position: int = 0
+    num_prompt_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
     counts: TokenCounts | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that the answer has so far."""
+        return self.position - self.num_prompt_tokens
 
 
 @dataclass
@@ -88,6 +93,8 @@ def sample(logits: mx.array, draws: list[Draw]) -> Drawn:
         logits: [D, vocab_size], in any float dtype.
         draws: D rows' parameters.
     """
+    if all(draw.params.takes_likeliest for draw in draws):
+        return Drawn(mx.argmax(logits, axis=-1).astype(mx.int32))
     raw = logits.astype(mx.float32)
     adjusted = _adjust(raw, draws)
     token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)

@@ -230,10 +230,16 @@ class Scheduler:
             if sequence.num_cached_tokens == sample.num_tokens:
                 sample.num_tokens += 1
 
-    def publish(self, sample: Sample) -> None:
-        """Let others find the sample's blocks that are full and written."""
-        if self.prefix_cache and sample.chain:
-            self.prefix_cache.publish(sample.sequence, sample.chain)
+    def publish(self, plan: Schedule) -> None:
+        """Let others find the blocks that the step has filled. It must have ended."""
+        if self.prefix_cache is None:
+            return
+        block_size = self.pool.block_size
+        for sample in plan.samples:
+            chain, sequence = sample.chain, sample.sequence
+            assert chain is not None
+            if sequence.num_cached_tokens >= (chain.num_published + 1) * block_size:
+                self.prefix_cache.publish(sequence, chain)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless tables, counts, names and queues agree."""
