@@ -83,7 +83,9 @@ class BlockPool:
         block_ids = [free.popitem(last=False)[0] for _ in range(num_blocks)]
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
-            self.forget_name(block_id)
+        if self.index is not None:
+            for block_id in block_ids:
+                self.forget_name(block_id)
         return block_ids
 
     def share(self, block_id: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 TOKEN_BYTES = 4
@@ -139,36 +139,41 @@ class HashIndex(BlockIndex):
         self._named: dict[int, tuple[bytes, bytes]] = {}
 
     def match(self, chain: Chain, max_tokens: int) -> PrefixMatch:
-        blocks, named = self._blocks, self._named
         found: list[int] = []
-        for i in range(min(max_tokens, len(chain.tokens) // TOKEN_BYTES) // self.block_size):
-            content, name = self._content_and_name(chain, i)
-            block_id = blocks.get(name)
-            if block_id is None or named[block_id][1] != content:
+        num_blocks = min(max_tokens, len(chain.tokens) // TOKEN_BYTES) // self.block_size
+        for _, name, content in self._names(chain, 0, num_blocks):
+            block_id = self._blocks.get(name)
+            if block_id is None or self._named[block_id][1] != content:
                 break
             found.append(block_id)
         return PrefixMatch(found)
 
     def publish(self, chain: Chain, block_table: list[int], num_blocks: int) -> None:
-        for i in range(chain.num_published, num_blocks):
-            content, name = self._content_and_name(chain, i)
+        blocks, named = self._blocks, self._named
+        for i, name, content in self._names(chain, chain.num_published, num_blocks):
             block_id = block_table[i]
-            if name not in self._blocks and block_id not in self._named:
-                self._blocks[name] = block_id
-                self._named[block_id] = (name, content)
+            if name not in blocks and block_id not in named:
+                blocks[name] = block_id
+                named[block_id] = (name, content)
         chain.num_published = max(chain.num_published, num_blocks)
 
     def forget(self, block_id: int) -> None:
         name, _ = self._named.pop(block_id)
         del self._blocks[name]
 
-    def _content_and_name(self, chain: Chain, i: int) -> tuple[bytes, bytes]:
-        names, size = chain.names, self.block_nbytes
-        parent = names[i - 1] if i else chain.root
-        content = parent + chain.tokens[i * size : (i + 1) * size]
-        if i == len(names):
-            names.append(self._digest(content))
-        return content, names[i]
+    def _names(self, chain: Chain, start: int, stop: int) -> Iterator[tuple[int, bytes, bytes]]:
+        """Names of the chain's blocks start to stop - 1, and what they are hashes of."""
+        names, size, digest = chain.names, self.block_nbytes, self._digest
+        tokens = bytes(chain.tokens)
+        name = names[start - 1] if start else chain.root
+        for i in range(start, stop):
+            content = name + tokens[i * size : (i + 1) * size]
+            if i < len(names):
+                name = names[i]
+            else:
+                name = digest(content)
+                names.append(name)
+            yield i, name, content
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._named

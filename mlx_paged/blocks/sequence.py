@@ -55,19 +55,20 @@ class Sequence:
         Raises:
             OutOfBlocks: the pool can't give all of them; nothing has changed.
         """
-        pool, table = self.pool, self.block_table
-        new_blocks = pool.allocate(self.num_blocks_to_reserve(num_new_tokens))
-        copies = []
-        next_block = self.num_cached_tokens // pool.block_size
-        if next_block < len(table):
-            if pool.is_shared(table[next_block]):
-                copies.append((table[next_block], new_blocks[0]))
-                pool.release(table[next_block])
-                table[next_block] = new_blocks.pop(0)
-            else:
-                pool.forget_name(table[next_block])
+        pool, table, size = self.pool, self.block_table, self.pool.block_size
+        next_block = self.num_cached_tokens // size
+        copies = next_block < len(table) and pool.is_shared(table[next_block])
+        num_missing = (self.num_cached_tokens + num_new_tokens - 1) // size + 1 - len(table)
+        if not copies and num_missing <= 0:
+            return []
+        new_blocks = pool.allocate(max(0, num_missing) + copies)
+        pairs = []
+        if copies:
+            pairs.append((table[next_block], new_blocks[0]))
+            pool.release(table[next_block])
+            table[next_block] = new_blocks.pop(0)
         table.extend(new_blocks)
-        return copies
+        return pairs
 
     def slots(self, start: int, stop: int) -> list[int]:
         """Slots of tokens start to stop - 1, whose blocks must have been reserved."""
@@ -98,6 +99,8 @@ class Sequence:
             )
         self.num_cached_tokens -= num_tokens
         self._release_from(self.num_cached_blocks)
+        if self.num_cached_tokens % self.pool.block_size:
+            self.pool.forget_name(self.block_table[-1])
 
     def free(self) -> None:
         """Give every block back. The tokens stay, so that their K/V can be computed again."""
