@@ -26,7 +26,7 @@ _ALIAS = re.compile(rf"\busing\s+(\w+)\s*=\s*{_VECTOR}\s*;|\btypedef\s+{_VECTOR}
 def check(source: Source, compiler: Compiler) -> None:
     """Raises CompileError where a pointer would change its address space."""
     text = _call_constructors(source.text)
-    text = declare_storage(plain_instantiation(text), "static ")
+    text = declare_storage(plain_instantiation(text), "extern ")
     compiler.check_syntax(f'#include <metal_stdlib>\n#line 1 "{FILE_NAME}"\n{text}', _OPTIONS)
 
 

@@ -105,8 +105,8 @@ class Kernel:
         arrays = [value if isinstance(value, mx.array) else mx.array(value) for value in inputs]
         mx.eval(arrays)
         self._require_limits(grid, threadgroup)
-        self._require_no_copies(arrays)
         source = self._generate(arrays, output_shapes, output_dtypes, template)
+        self._require_no_copies(arrays)
         if verbose:
             print(source.text)
         described = list(zip(self.output_names, output_shapes, output_dtypes, strict=True))
