@@ -72,7 +72,7 @@ def num_pool_blocks(
                 f"({options.block_size}) smaller"
             )
         return min(num_blocks, most)
-    if limit is None and mx.default_device() == mx.Device(mx.gpu):
+    if limit is None and has_gpu():
         limit = memory_limit()
     if limit is None:
         return min(max(1, CPU_KV_MEMORY // block.nbytes), most)
@@ -88,6 +88,11 @@ def num_pool_blocks(
             "max_num_batched_tokens or max_num_seqs"
         )
     return min(room // block.nbytes, most)
+
+
+def has_gpu() -> bool:
+    """Whether MLX computes on a GPU by default."""
+    return mx.default_device() == mx.Device(mx.gpu)
 
 
 def set_wired_limit() -> None:
