@@ -1,0 +1,112 @@
+"""What is timed on a Mac: attention and a plain copy, paged and contiguous, and MLX's attention."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx_paged.kernels import contiguous_decode_attention, paged_decode_attention
+from mlx_paged.kernels.copy import contiguous_copy, paged_copy
+from mlx_paged.kernels.launch import DecodeLaunch
+
+from .timing import Arm, Call
+from .workload import Order, Workload
+
+# K and V of one arm's calls, one after the other, are at least this much: the system cache of an
+# Ultra holds about a tenth.
+DISTINCT_BYTES = 2**30
+
+
+class MetalArms:
+    """Arms over the same distinct caches, which they read in turn."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.queries = workload.queries()
+        self.context_lens = workload.context_lens
+        copies = max(2, -(-DISTINCT_BYTES // workload.kv_bytes))
+        self.caches = [workload.kv(copy) for copy in range(copies)]
+        mx.eval(self.queries, [(kv.keys, kv.values) for kv in self.caches])
+
+    def attention(self, block_size: int, order: Order, launch: DecodeLaunch | None = None) -> Arm:
+        tables = mx.array(self.workload.tables(block_size, order))
+
+        def call(i: int) -> list[mx.array]:
+            return [
+                paged_decode_attention(
+                    self.queries,
+                    *self._pools(i, block_size),
+                    tables,
+                    self.context_lens,
+                    scale=self.workload.scale,
+                    max_context_len=self.workload.max_len,
+                    launch=launch,
+                )
+            ]
+
+        return self._attention_arm(f"attention {block_size} {order}", call)
+
+    def contiguous_attention(self, launch: DecodeLaunch | None = None) -> Arm:
+        def call(i: int) -> list[mx.array]:
+            return [
+                contiguous_decode_attention(
+                    self.queries,
+                    *self._contiguous(i),
+                    self.context_lens,
+                    scale=self.workload.scale,
+                    max_context_len=self.workload.max_len,
+                    launch=launch,
+                )
+            ]
+
+        return self._attention_arm("attention contiguous", call)
+
+    def mlx_attention(self) -> Arm:
+        """MLX's own kernel, padded to the longest sequence if lengths differ."""
+        mask = None
+        if len(set(self.workload.lens)) > 1:
+            mask = mx.arange(self.workload.max_len) < self.context_lens[:, None, None, None]
+
+        def call(i: int) -> list[mx.array]:
+            keys, values = self._contiguous(i)
+            queries = self.queries[:, :, None]
+            return [
+                mx.fast.scaled_dot_product_attention(
+                    queries, keys, values, scale=self.workload.scale, mask=mask
+                )
+            ]
+
+        return self._attention_arm("mlx attention", call)
+
+    def copy(self, block_size: int, order: Order) -> Arm:
+        tables = mx.array(self.workload.tables(block_size, order))
+
+        def call(i: int) -> list[mx.array]:
+            pools = self._pools(i, block_size)
+            longest = self.workload.max_len
+            return list(paged_copy(*pools, tables, self.context_lens, max_context_len=longest))
+
+        return self._copy_arm(f"copy {block_size} {order}", call)
+
+    def contiguous_copy(self) -> Arm:
+        def call(i: int) -> list[mx.array]:
+            longest = self.workload.max_len
+            copies = contiguous_copy(
+                *self._contiguous(i), self.context_lens, max_context_len=longest
+            )
+            return list(copies)
+
+        return self._copy_arm("copy contiguous", call)
+
+    def _pools(self, i: int, block_size: int) -> tuple[mx.array, mx.array]:
+        kv = self.caches[i % len(self.caches)]
+        return self.workload.pool(kv.keys, block_size), self.workload.pool(kv.values, block_size)
+
+    def _contiguous(self, i: int) -> tuple[mx.array, mx.array]:
+        kv = self.caches[i % len(self.caches)]
+        return self.workload.contiguous(kv.keys), self.workload.contiguous(kv.values)
+
+    def _attention_arm(self, name: str, call: Call) -> Arm:
+        return Arm(name, call, self.workload.kv_bytes, self.queries.nbytes)
+
+    def _copy_arm(self, name: str, call: Call) -> Arm:
+        written = self.workload.padded_kv_bytes
+        return Arm(name, call, self.workload.kv_bytes + written, written)

@@ -1,0 +1,142 @@
+"""What is attended over: cached sequences, as blocks or contiguous, and the true result."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx_paged.kernels.launch import MAX_BLOCK_SIZE, DecodeShape
+
+Order = Literal["in order", "scattered"]
+ORDERS: tuple[Order, ...] = ("in order", "scattered")
+
+
+@dataclass(frozen=True)
+class KV:
+    """Cached keys and values, flat: any block size and the contiguous layout are views of them."""
+
+    keys: mx.array
+    values: mx.array
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One decode step of sequences that have `lens` tokens cached."""
+
+    shape: DecodeShape
+    lens: tuple[int, ...]
+    seed: int = 0
+
+    @property
+    def max_len(self) -> int:
+        return max(self.lens)
+
+    @property
+    def scale(self) -> float:
+        return float(self.shape.head_dim**-0.5)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that a step has to read."""
+        row = self.shape.num_kv_heads * self.shape.head_dim * self.shape.dtype.size
+        return 2 * sum(self.lens) * row
+
+    @property
+    def padded_kv_bytes(self) -> int:
+        """The same if every sequence were as long as the longest."""
+        return self.kv_bytes // sum(self.lens) * len(self.lens) * self.max_len
+
+    @property
+    def context_lens(self) -> mx.array:
+        return mx.array(np.array(self.lens, np.int32))
+
+    def queries(self) -> mx.array:
+        """[sequences, query heads, head_dim], of order one like all inputs."""
+        shape = (len(self.lens), self.shape.num_query_heads, self.shape.head_dim)
+        return self._normal(shape, 0)
+
+    def kv(self, copy: int = 0) -> KV:
+        """The `copy`-th of any number of distinct caches."""
+        tokens = len(self.lens) * (self.max_len + MAX_BLOCK_SIZE)
+        elements = (tokens * self.shape.num_kv_heads * self.shape.head_dim,)
+        return KV(self._normal(elements, 2 * copy + 1), self._normal(elements, 2 * copy + 2))
+
+    def pool(self, flat: mx.array, block_size: int) -> mx.array:
+        """[blocks, KV heads, block_size, head_dim], a view."""
+        block = (self.shape.num_kv_heads, block_size, self.shape.head_dim)
+        blocks = len(self.lens) * -(-self.max_len // block_size)
+        return flat[: blocks * int(np.prod(block))].reshape(blocks, *block)
+
+    def contiguous(self, flat: mx.array) -> mx.array:
+        """[sequences, KV heads, max_len, head_dim], a view."""
+        shape = (len(self.lens), self.shape.num_kv_heads, self.max_len, self.shape.head_dim)
+        return flat[: int(np.prod(shape))].reshape(shape)
+
+    def tables(self, block_size: int, order: Order) -> npt.NDArray[np.int32]:
+        """Block tables [sequences, blocks], rising or a random permutation of the pool."""
+        blocks = np.arange(len(self.lens) * -(-self.max_len // block_size), dtype=np.int32)
+        if order == "scattered":
+            np.random.default_rng(self.seed).shuffle(blocks)
+        return blocks.reshape(len(self.lens), -1)
+
+    def reference(self, kv: KV, block_size: int, order: Order) -> npt.NDArray[np.float64]:
+        """Attention in float64 with numpy, [sequences, query heads, head_dim]."""
+        queries = _as_float64(self.queries())
+        pools = [_as_float64(self.pool(flat, block_size)) for flat in (kv.keys, kv.values)]
+        out = np.empty(queries.shape)
+        tables = self.tables(block_size, order)
+        for seq, length in enumerate(self.lens):
+            used = tables[seq, : -(-length // block_size)]
+            keys, values = (
+                pool[used].swapaxes(0, 1).reshape(self.shape.num_kv_heads, -1, self.shape.head_dim)
+                for pool in pools
+            )
+            by_group = queries[seq].reshape(self.shape.num_kv_heads, -1, self.shape.head_dim)
+            scores = by_group @ keys[:, :length].swapaxes(1, 2) * self.scale
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[seq] = (weights @ values[:, :length]).reshape(out[seq].shape)
+        return out
+
+    def reduced(self, max_tokens: int) -> Workload:
+        """The same kind of work with about `max_tokens` tokens, for an executor."""
+        lens = self.lens[:2]
+        total = sum(lens)
+        if total <= max_tokens:
+            return replace(self, lens=lens)
+        return replace(self, lens=tuple(max(1, n * max_tokens // total) for n in lens))
+
+    def _normal(self, shape: tuple[int, ...], name: int) -> mx.array:
+        key = mx.random.key(self.seed * 1000 + name)
+        return mx.random.normal(shape, key=key).astype(self.shape.dtype)
+
+
+def max_error(out: mx.array, reference: npt.NDArray[np.float64]) -> float:
+    """The largest difference; NaN if there is one in `out`."""
+    return float(np.abs(_as_float64(out) - reference).max())
+
+
+def equal_lens(num_sequences: int, tokens: int) -> tuple[int, ...]:
+    return (tokens,) * num_sequences
+
+
+def drawn_lens(file: Path, num_sequences: int, seed: int) -> tuple[int, ...]:
+    """Lengths of requests caught at a random decode step.
+
+    `file` holds a JSON list of [prompt tokens, answer tokens]. A request is drawn as often as it
+    has steps, then one of its steps.
+    """
+    pairs = [(int(prompt), int(answer)) for prompt, answer in json.loads(file.read_text())]
+    draw = random.Random(seed)
+    requests = draw.choices(pairs, weights=[answer for _, answer in pairs], k=num_sequences)
+    return tuple(prompt + draw.randint(1, answer) for prompt, answer in requests)
+
+
+def _as_float64(array: mx.array) -> npt.NDArray[np.float64]:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
