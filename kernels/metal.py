@@ -31,7 +31,8 @@ _factory = _MLX
 
 def is_available() -> bool:
     """Whether kernels can run: on a Metal device, or on whatever `using` put in its place."""
-    return mx.metal.is_available() or _factory is not _MLX
+    on_metal = mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu)
+    return on_metal or _factory is not _MLX
 
 
 @contextmanager

@@ -25,8 +25,7 @@ def qwen2():
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    monkeypatch.setattr("mlx_paged.cache.paged_cache.choose_path", lambda path: path)
+def recording() -> Iterator[Recording]:
     recording = Recording(EXECUTOR.metal_kernel)
     with metal.using(recording):
         yield recording

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_paged.kernels import metal
 
-from mlx_paged.cache import Batch, choose_path, paged_attention
+from mlx_paged.cache import Batch, choose_path, gather, paged_attention
 from mlx_paged.cache.decode_groups import MIN_GROUP_TOKENS, group_by_length
 
 # Output rounding of values of order one, and in float32 that of sums over a few hundred keys.
@@ -108,5 +109,23 @@ def test_metal_is_refused_where_there_is_none():
     assert choose_path("auto") == "gather"
     with pytest.raises(ValueError, match="MLX finds none here; use attention 'auto' or 'gather'"):
         choose_path("metal")
+
+
+def test_a_path_must_be_one_that_there_is():
     with pytest.raises(ValueError, match="not 'flash'"):
         choose_path("flash")
+
+
+def test_head_dims_without_a_kernel_are_gathered():
+    with metal.using(lambda **_: None):
+        assert choose_path("auto", 64) == choose_path("metal", 64) == "metal"
+        assert choose_path("auto", 20) == "gather"
+        with pytest.raises(ValueError, match="and the model's is 20; use attention 'auto'"):
+            choose_path("metal", 20)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).split(".")[-1])
+def test_prefill_by_mlxs_own_attention_for_gpus(dtype, monkeypatch):
+    monkeypatch.setattr(gather, "_attend_causal", gather._attend_fused)
+    # Off a GPU it keeps scores in the pool's dtype, so that its error is larger.
+    assert largest_error(MIXED, 16, 2, 3, 64, dtype) < 2 * BOUNDS[dtype]

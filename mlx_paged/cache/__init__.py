@@ -2,10 +2,10 @@
 
 from mlx_paged.cache.attention import choose_path, paged_attention
 from mlx_paged.cache.batch import Batch, Row, SlotMapping
+from mlx_paged.cache.forward_pass import step
 from mlx_paged.cache.kv_pool import KVPool
 from mlx_paged.cache.mlx_lm_cache import PagedKVCache, make_paged_prompt_cache
 from mlx_paged.cache.paged_cache import PagedCache
-from mlx_paged.cache.forward_pass import step
 
 __all__ = [
     "Batch",

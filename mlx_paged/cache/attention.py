@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import mlx.core as mx
 
 from mlx_paged.cache.batch import Batch
 from mlx_paged.cache.gather import gather_decode_attention, gather_prefill_attention
+from mlx_paged.kernels import metal, paged_decode_attention
+from mlx_paged.kernels.launch import HEAD_DIMS
 
 AttentionPath = Literal["auto", "metal", "gather"]
 
 
-def choose_path(attention: AttentionPath = "auto") -> Literal["metal", "gather"]:
-    """The attention path that a request for `attention` gets on this machine."""
-    has_metal = mx.metal.is_available() and mx.default_device() == mx.Device(mx.gpu)
-    if attention == "auto":
-        return "metal" if has_metal else "gather"
-    if attention == "metal" and not has_metal:
+def choose_path(
+    attention: AttentionPath = "auto", head_dim: int | None = None
+) -> Literal["metal", "gather"]:
+    """The attention path that a request for `attention` gets on this machine.
+
+    Args:
+        attention: "auto" takes Metal kernels where they run, and gathers elsewhere.
+        head_dim: of the model, which the kernels must have been written for.
+    """
+    if attention not in get_args(AttentionPath):
+        raise ValueError(f"attention is 'auto', 'metal' or 'gather', not {attention!r}")
+    if attention == "gather":
+        return "gather"
+    fits = head_dim is None or head_dim in HEAD_DIMS
+    if metal.is_available() and fits:
+        return "metal"
+    if attention == "metal" and not fits:
+        raise ValueError(
+            f"the Metal kernels take head dimensions {', '.join(map(str, HEAD_DIMS))}, and the "
+            f"model's is {head_dim}; use attention 'auto' or 'gather'"
+        )
+    if attention == "metal":
         raise ValueError(
             "the Metal kernels need a Mac with a Metal device, and MLX finds none here; "
             "use attention 'auto' or 'gather'"
         )
-    if attention not in ("metal", "gather"):
-        raise ValueError(f"attention is 'auto', 'metal' or 'gather', not {attention!r}")
-    return attention
+    return "gather"
 
 
 def paged_attention(
@@ -67,8 +83,6 @@ def paged_attention(
 def _metal_decode(
     queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
 ) -> mx.array:
-    from mlx_paged.kernels import paged_decode_attention
-
     num_rows = batch.num_decode_rows
     return paged_decode_attention(
         queries,

@@ -21,7 +21,7 @@ class PagedCache:
     def __init__(self, pool: KVPool, batch: Batch, attention: AttentionPath = "auto") -> None:
         self.pool = pool
         self.batch = batch
-        self.path = choose_path(attention)
+        self.path = choose_path(attention, pool.head_dim)
 
     @property
     def positions(self) -> mx.array:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_paged.cache import Batch, KVPool, PagedCache, choose_path
+from mlx_paged.cache import KVPool, PagedCache, choose_path
 from mlx_paged.cache.attention import AttentionPath
 from mlx_paged.cache.kv_pool import Checkpoint
 from mlx_paged.engine.block_tables import BlockTables
@@ -49,7 +49,7 @@ class ModelRunner:
     def __init__(self, model: nn.Module, pool: KVPool, attention: AttentionPath = "auto") -> None:
         self.model = model
         self.pool = pool
-        self.attention = choose_path(attention)
+        self.attention = choose_path(attention, pool.head_dim)
         self.block_tables = BlockTables(pool.block_size)
         self._checkpoint: Checkpoint | None = None
 
@@ -109,22 +109,6 @@ class ModelRunner:
         mx.synchronize()
         token_ids: Any = step.drawn.token_ids.tolist() if step.drawn else []
         return token_ids
-
-    def forward(self, rows: list[tuple[list[int], int, list[int]]]) -> mx.array:
-        """Logits after the last token of rows of (block table, cached tokens, new token ids).
-
-        Rows with one new token come first. Evaluated, [rows, vocab_size].
-        """
-        batch = Batch.of(
-            [(table, num_cached, len(new)) for table, num_cached, new in rows],
-            self.pool.block_size,
-        )
-        tokens = mx.array([token_id for _, _, new in rows for token_id in new])
-        cache = PagedCache(self.pool, batch, self.attention)
-        logits = self.model(tokens, cache, mx.array(batch.row_starts[1:] - 1))
-        mx.eval(logits, self.pool.keys, self.pool.values)
-        mx.synchronize()
-        return logits
 
     def _tokens(self, plan: Schedule, previous: Step | None) -> mx.array:
         if previous is not None:
