@@ -77,7 +77,8 @@ def _full_scores(queries: mx.array, key_pool: mx.array, group: DecodeGroup) -> m
         key_pool.reshape(-1, *key_pool.shape[2:]).swapaxes(-1, -2),
         *group.query_pairs(num_kv_heads),
     )
-    return scores.swapaxes(2, 3).reshape(num_rows, num_kv_heads, num_queries, -1)
+    by_head = scores.transpose(0, 2, 3, 1, 4)
+    return by_head.reshape(num_rows, num_kv_heads, num_queries, -1)
 
 
 def _full_outputs(weights: mx.array, value_pool: mx.array, group: DecodeGroup) -> mx.array:
@@ -88,11 +89,11 @@ def _full_outputs(weights: mx.array, value_pool: mx.array, group: DecodeGroup) -
     block_size = value_pool.shape[2]
     by_block = weights.reshape(num_rows, num_kv_heads, num_queries, -1, block_size)
     outputs = mx.gather_mm(
-        by_block.swapaxes(2, 3).reshape(-1, num_queries, block_size),
+        by_block.transpose(0, 3, 1, 2, 4).reshape(-1, num_queries, block_size),
         value_pool.reshape(-1, *value_pool.shape[2:]),
         *group.weight_pairs(num_kv_heads),
     )
-    return outputs.sum(axis=2)
+    return outputs.sum(axis=1)
 
 
 def _multiplies_in_place(pool: mx.array) -> bool:
