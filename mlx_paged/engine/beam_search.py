@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_paged.blocks.sequence import Sequence
+from mlx_paged.cache import step
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.outputs import CompletionOutput, RequestOutput
 from mlx_paged.engine.params import BeamSearchParams
@@ -50,7 +51,7 @@ class BeamSearch:
 
     def __init__(self, engine: Engine, params: BeamSearchParams) -> None:
         self.engine, self.params = engine, params
-        self.pool, self.runner = engine.pool, engine.runner
+        self.pool = engine.pool
         self.end_token_ids = set() if params.ignore_eos else engine.eos_token_ids
 
     def run(self, request_id: str, prompt_token_ids: list[int]) -> RequestOutput:
@@ -85,7 +86,7 @@ class BeamSearch:
             if num_tokens == params.max_tokens or self._is_decided(live, answers, num_tokens):
                 break
             beams[:] = self._fork(beams, live)
-            logits = self._decode(beams)
+            logits = self._forward([beam.sequence for beam in beams], 1)
         if num_tokens == params.max_tokens:
             for parent, token_id, logprob in live:
                 token_ids = beams[parent].sequence.token_ids[num_prompt_tokens:]
@@ -156,21 +157,10 @@ class BeamSearch:
             cache.publish(sequence, chain)
         return logits
 
-    def _decode(self, beams: list[Beam]) -> mx.array:
-        return self._forward([beam.sequence for beam in beams], 1)
-
     def _forward(self, sequences: list[Sequence], max_tokens: int) -> mx.array:
-        copies, rows = [], []
-        for sequence in sequences:
-            start = sequence.num_cached_tokens
-            new = sequence.token_ids[start : start + max_tokens]
-            copies += sequence.reserve(len(new))
-            rows.append((sequence.block_table, start, new))
-        self.pool.copy_blocks(copies)
-        logits = self.runner.forward(rows)
-        for sequence, (_, _, new) in zip(sequences, rows, strict=True):
-            sequence.num_cached_tokens += len(new)
-        return logits
+        """Logits after the next tokens of each sequence, at most `max_tokens`."""
+        num_new = [min(max_tokens, s.num_tokens - s.num_cached_tokens) for s in sequences]
+        return step(self.engine.model, self.pool, sequences, num_new, self.engine.options.attention)
 
     def _check_room(self, num_prompt_tokens: int) -> None:
         size, width = self.pool.block_size, self.params.beam_width

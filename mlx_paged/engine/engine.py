@@ -192,6 +192,7 @@ class Engine:
     def _dispatch(self, step: Step) -> Step:
         counts, blocks = self.counts, self.pool.blocks
         counts.num_steps += 1
+        counts.num_copies += len(step.plan.copies)
         counts.num_prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         num_used = blocks.num_blocks - blocks.num_free_blocks
         counts.max_blocks_used = max(counts.max_blocks_used, num_used)

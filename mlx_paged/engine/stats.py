@@ -16,6 +16,7 @@ class Counts:
         num_generated_tokens: drawn and kept.
         num_steps: forward passes.
         num_graphs_dropped: steps built ahead in vain.
+        num_copies: blocks copied on write, or to continue a prefix that ends inside them.
         max_blocks_used: most blocks in use after a step.
     """
 
@@ -23,6 +24,7 @@ class Counts:
     num_generated_tokens: int = 0
     num_steps: int = 0
     num_graphs_dropped: int = 0
+    num_copies: int = 0
     max_blocks_used: int = 0
 
 
