@@ -96,7 +96,7 @@ def load(model: str | Path = "smollm2", dtype: str | None = None) -> Loaded:
         _set_precision(planned.model, planned.stored, planned.precision)
     except RuntimeError as error:
         raise ModelError(
-            f"The weights in {planned.path} can't be loaded: {_one_line(error)}"
+            f"the weights in {planned.path} can't be loaded: {_one_line(error)}"
         ) from error
     return Loaded(
         name=str(model),
@@ -117,14 +117,14 @@ def plan(model: str | Path = "smollm2", dtype: str | None = None, download: bool
     from mlx_lm.utils import load_model
 
     if dtype is not None and dtype not in DTYPES:
-        raise ModelError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+        raise ModelError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
     path = resolve(model, download)
     read_config(path)
     check_weight_files(path)
     try:
         module, config = load_model(path, lazy=True, get_model_classes=model_classes)
     except (ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"The weights in {path} can't be loaded: {_one_line(error)}") from error
+        raise ModelError(f"the weights in {path} can't be loaded: {_one_line(error)}") from error
     stored = Precision.of(module)
     return Plan(path, module, config, _precision(stored, dtype or "auto"), stored)
 
@@ -141,11 +141,11 @@ def resolve(model: str | Path, download: bool = True) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise ModelError(f"{name} is a file; give the folder that holds config.json.")
+        raise ModelError(f"{name} is a file; give the folder that holds config.json")
     if not HUB_ID.fullmatch(name):
         raise ModelError(
-            f"There is no folder {name}. Give a folder written by mlx_lm.convert, a hub id "
-            f"(owner/name), or one of {', '.join(demo.MODEL_TYPES)}."
+            f"there is no folder {name}; give a folder written by mlx_lm.convert, a hub id "
+            f"(owner/name), or one of {', '.join(demo.MODEL_TYPES)}"
         )
     return _hub_snapshot(name, download)
 
@@ -166,7 +166,7 @@ def _hub_snapshot(hub_id: str, download: bool) -> Path:
         raise
     except FileNotFoundError as error:
         if not download:
-            raise NotHereYet(f"{hub_id} is not downloaded yet.") from error
+            raise NotHereYet(f"{hub_id} is not downloaded yet") from error
         raise _not_on_hub(hub_id, error) from error
     except Exception as error:  # the hub client has dozens of types, some of its HTTP library's
         raise _not_on_hub(hub_id, error) from error
@@ -174,8 +174,8 @@ def _hub_snapshot(hub_id: str, download: bool) -> Path:
 
 def _not_on_hub(hub_id: str, error: Exception) -> ModelError:
     return ModelError(
-        f"There is no folder {hub_id}, and the hub did not give a model of that name: "
-        f"{_one_line(error)} For text without a hub: --model smollm2."
+        f"there is no folder {hub_id}, and the hub did not give a model of that name: "
+        f"{_one_line(error)} (for text without a hub: smollm2)"
     )
 
 
@@ -205,8 +205,8 @@ def _set_precision(model: nn.Module, stored: Precision, precision: Precision) ->
 def _check_tokenizer_files(path: Path) -> None:
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
-            f"There is no tokenizer in {path} ({', '.join(TOKENIZER_FILES)}). "
-            "Copy tokenizer.json and tokenizer_config.json from the original model."
+            f"there is no tokenizer in {path} ({', '.join(TOKENIZER_FILES)}); "
+            "copy tokenizer.json and tokenizer_config.json from the original model"
         )
 
 
@@ -216,7 +216,7 @@ def _load_tokenizer(path: Path, config: dict[str, Any]) -> Any:
     try:
         return load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:  # transformers raises whatever its parsers meet
-        raise ModelError(f"The tokenizer in {path} can't be read: {_one_line(error)}") from error
+        raise ModelError(f"the tokenizer in {path} can't be read: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception, limit: int = 400) -> str:

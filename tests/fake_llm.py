@@ -1,10 +1,11 @@
 """Runs the command line on a model that answers at once: python fake_llm.py generate ...
 
-Its answer is 30 tokens, "word0 word1 ...", SECONDS_PER_TOKEN apart. The model's name chooses how
-it misbehaves: "broken", "bug", "large", "slow" (loads for a minute), "stubborn" (ignores Ctrl-C).
+Its answer is NUM_TOKENS tokens, "word0 word1 ...", SECONDS_PER_TOKEN apart. The model's name
+chooses how it misbehaves: "broken", "bug", "large", "slow" (loads for a minute), "computing" (in
+C, for ever).
 """
 
-import contextlib
+import ctypes
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ import types
 from dataclasses import dataclass
 
 SECONDS_PER_TOKEN = float(os.environ.get("SECONDS_PER_TOKEN", "0"))
-NUM_TOKENS = 30
+NUM_TOKENS = int(os.environ.get("NUM_TOKENS", "30"))
 
 
 @dataclass
@@ -44,10 +45,19 @@ class Tokenizer:
         return self.encode(text + "[assistant]")
 
 
+def never_return_from_c():
+    """Waits for a mutex that this thread holds; signals don't end that."""
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+    os.write(1, b"loading\n")
+    libc.pthread_mutex_lock(mutex)
+
+
 class LLM:
     def __init__(self, model, dtype, block_size, num_blocks, kv_memory, attention):
         if model == "broken":
-            raise ValueError("There is no folder broken.")
+            raise ValueError("there is no folder broken")
         if model == "bug":
             raise TypeError("a mistake of ours")
         if model == "large":
@@ -55,14 +65,32 @@ class LLM:
         if model == "slow":
             os.write(1, b"loading\n")
             time.sleep(60)
-        while model == "stubborn":
-            with contextlib.suppress(KeyboardInterrupt):
-                os.write(1, b"loading\n")
-                time.sleep(60)
+        if model == "computing":
+            never_return_from_c()
         self.tokenizer = Tokenizer()
         self.loaded = types.SimpleNamespace(description=f"{model}: fake, {dtype}")
         self.block_size, self.num_blocks, self.attention = block_size, num_blocks or 100, "gather"
         self.kv_memory = kv_memory
+
+    def stats(self):
+        return types.SimpleNamespace(counts=types.SimpleNamespace(max_blocks_used=5))
+
+    def generate(self, prompts, params, progress):
+        return [
+            types.SimpleNamespace(
+                prompt_token_ids=prompt,
+                outputs=[
+                    types.SimpleNamespace(
+                        index=i,
+                        text=f"answer {i} to {bytes(prompt).decode()}",
+                        token_ids=[1, 2, 3],
+                        finish_reason="stop",
+                    )
+                    for i in range(params.n)
+                ],
+            )
+            for prompt in prompts
+        ]
 
     def stream(self, prompt, params, progress=None):
         if os.environ.get("SHOW_PROMPT"):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_config, tiny_model, write_checkpoint
 
 from mlx_paged.cli.arguments import build_parser
 from mlx_paged.cli.prompts import read_prompts
@@ -107,8 +108,10 @@ def test_json_is_one_object_with_text_and_numbers():
     answer = json.loads(result.stdout)
     assert answer["text"] == "".join(f"word{i} " for i in range(15))
     assert answer["finish_reason"] == "length"
-    assert (answer["prompt_tokens"], answer["generated_tokens"]) == (2, 15)
-    assert (answer["num_used_blocks"], answer["slot_share"]) == (4, 1.0)
+    stats = answer["stats"]
+    assert (stats["num_prompt_tokens"], stats["num_generated_tokens"]) == (2, 15)
+    assert (stats["num_used_blocks"], stats["slot_share"]) == (5, 16 / 20)
+    assert stats["generation_tokens_per_second"] > 0
 
 
 def test_text_that_the_terminal_cannot_spell_is_replaced():
@@ -117,7 +120,7 @@ def test_text_that_the_terminal_cannot_spell_is_replaced():
     assert b"?ml?ut" in result.stderr
 
 
-def test_stats_count_blocks_and_the_slots_that_hold_tokens():
+def test_stats_give_speeds_and_the_share_of_slots_that_hold_tokens():
     stats = Stats(
         model="m",
         attention="gather",
@@ -127,9 +130,9 @@ def test_stats_count_blocks_and_the_slots_that_hold_tokens():
         generation_seconds=2.0,
         block_size=16,
         num_blocks=100,
+        num_used_blocks=3,
         peak_memory_bytes=2**30,
     )
-    assert stats.num_used_blocks == 3
     assert stats.slot_share == 40 / 48
     assert stats.prompt_tokens_per_second == 60
     assert stats.generation_tokens_per_second == 5
@@ -146,6 +149,26 @@ def test_a_file_holds_a_prompt_a_line_or_json_lines(tmp_path):
     file = tmp_path / "prompts"
     file.write_text('one\n\n{"prompt": "two\\nlines", "id": 7}\n  three \n')
     assert parse("--prompts-file", file) == ["one", "two\nlines", "  three "]
+
+
+def test_answers_to_several_prompts_come_in_their_order(tmp_path):
+    (tmp_path / "prompts").write_text("one\ntwo\n")
+    arguments = ["generate", "--prompts-file", tmp_path / "prompts", "--raw", "-n", 2, "--temp", 1]
+    result = run(*arguments, "--stats")
+    assert result.stdout.decode().splitlines() == [
+        "answer 0 to one",
+        "answer 1 to one",
+        "answer 0 to two",
+        "answer 1 to two",
+    ]
+    assert "answers:     4 with 12 tokens" in result.stderr.decode()
+    lines = [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
+    assert [(line["prompt"], line["index"]) for line in lines] == [
+        ("one", 0),
+        ("one", 1),
+        ("two", 0),
+        ("two", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +212,8 @@ def test_a_wrong_line_of_a_prompts_file_is_named(tmp_path, text, expected):
         (["--no-such-option"], "--no-such-option"),
         (["--raw", "--system", "x"], "--raw"),
         (["--prompts-file", "x"], "one prompt"),
+        (["-n", "0"], "at least 1"),
+        (["-n", "2"], "--temp 0 makes them all the same"),
     ],
     ids=" ".join,
 )
@@ -221,7 +246,7 @@ def test_without_a_command_the_help_is_shown():
 
 
 def test_what_the_user_can_mend_is_one_sentence():
-    assert_refused(run("generate", "hi", "--model", "broken"), "There is no folder broken.")
+    assert_refused(run("generate", "hi", "--model", "broken"), "there is no folder broken")
 
 
 def test_running_out_of_memory_names_the_options_that_help():
@@ -250,17 +275,23 @@ def test_ctrl_c_ends_quietly_with_status_130(model, first):
     assert interrupt(process) == (130, b"")
 
 
-def test_a_second_ctrl_c_ends_at_once_what_ignored_the_first():
-    process = start("generate", "hi", "--model", "stubborn")
+def test_a_second_ctrl_c_ends_even_a_computation_in_c_at_once():
+    process = start("generate", "hi", "--model", "computing")
     assert process.stdout.readline() == b"loading\n"
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == b"loading\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
     assert interrupt(process) == (130, b"")
 
 
-@pytest.mark.parametrize("seconds_per_token", ["0", "0.01"])
-def test_a_closed_pipe_ends_quietly(seconds_per_token):
-    process = start("generate", "hi", SECONDS_PER_TOKEN=seconds_per_token)
+@pytest.mark.parametrize(
+    "answer",
+    [{"NUM_TOKENS": "50000"}, {"SECONDS_PER_TOKEN": "0.05"}],
+    ids=["more than a pipe holds", "slow"],
+)
+def test_a_closed_pipe_ends_quietly(answer):
+    process = start("generate", "hi", "--max-tokens", 10**6, **answer)
     assert os.read(process.stdout.fileno(), 6) == b"word0 "
     process.stdout.close()
     error = process.stderr.read()
@@ -289,6 +320,64 @@ def test_a_full_disk_is_one_sentence():
     assert result.returncode == 1
     assert result.stderr.decode().startswith("mlx-paged: [Errno 28]")
     assert result.stderr.count(b"\n") == 1
+
+
+# -- with the real engine
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A small random model, which never ends by itself."""
+    config = tiny_config(eos_token_id=259, max_position_embeddings=8192)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), config, tiny_model(config))
+
+
+def test_the_demo_model_answers(smollm2_path):
+    result = run("generate", "What is the capital of France?", "--stats", command=REAL)
+    assert result.stdout.decode() == "The capital of France is Paris.\n"
+    stats = result.stderr.decode()
+    # 37 tokens of prompt and 8 of answer, the last of which is never stored
+    assert "generation:  8 tokens" in stats
+    assert re.search(r"blocks: +3 of \d+ used, 16 tokens each; 91.7% of their slots", stats)
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(checkpoint):
+    options = ["--model", checkpoint, "--raw", "--block-size", 4, "--num-blocks", 3]
+    result = run("generate", "ten bytes!", *options, "--max-tokens", 5, command=REAL)
+    assert_refused(result, "needs 4 blocks of 4 tokens", "10 prompt tokens", "the pool has 3")
+    result = run("generate", "ten bytes!", *options, "--max-tokens", 3, command=REAL)
+    assert result.returncode == 0
+
+
+def test_a_model_without_chat_template_asks_for_raw(checkpoint):
+    result = run("generate", "hi", "--model", checkpoint, command=REAL)
+    assert_refused(result, "no chat template", "--raw", status=2)
+
+
+def test_answers_to_several_prompts_are_those_to_each_alone(checkpoint, tmp_path):
+    options = ["--model", checkpoint, "--raw", "--max-tokens", 6, "--json"]
+    prompts = ["one", "two and a half", "three"]
+    (tmp_path / "prompts").write_text("\n".join(prompts))
+    result = run("generate", "--prompts-file", tmp_path / "prompts", *options, command=REAL)
+    together = [json.loads(line)["text"] for line in result.stdout.splitlines()]
+    first = json.loads(run("generate", prompts[0], *options, command=REAL).stdout)["text"]
+    assert len(together) == 3
+    assert together[0] == first
+
+
+def test_the_engine_is_interrupted_quietly(checkpoint):
+    options = ["--model", checkpoint, "--raw", "--max-tokens", 4000]
+    process = start("generate", "hi", *options, command=REAL)
+    assert process.stdout.read(1) != b""
+    assert interrupt(process) == (130, b"")
+
+
+def test_the_engine_ends_quietly_when_its_reader_does(checkpoint):
+    options = ["--model", checkpoint, "--raw", "--max-tokens", 4000]
+    process = start("generate", "hi", *options, command=REAL)
+    assert process.stdout.read(1) != b""
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(timeout=30)) == (b"", 141)
 
 
 # -- help

@@ -86,7 +86,7 @@ def test_a_missing_model_has_status_1_and_is_named(capsys):
     status = main(["doctor", "--model", "/no/such/folder"])
     output = capsys.readouterr().out
     assert status == 1
-    assert "There is no folder /no/such/folder" in output
+    assert "there is no folder /no/such/folder" in output
     assert output.rstrip().endswith("missing: model")
 
 

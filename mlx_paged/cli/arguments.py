@@ -94,13 +94,16 @@ def _add_generate(commands: Any) -> None:
     parser.add_argument(
         "--prompts-file",
         metavar="FILE",
-        help='several prompts: one a line, or JSON lines with "prompt" (then answers as JSON '
-        "lines with --json); - is stdin",
+        help='several prompts, answered in one batch: one a line, or JSON lines with "prompt"; '
+        "- is stdin",
+    )
+    parser.add_argument(
+        "-n", type=whole(1), default=1, metavar="N", help="answers to each prompt (1)"
     )
     parser.add_argument("--raw", action="store_true", help="don't apply the chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message for the chat template")
     parser.add_argument("--stats", action="store_true", help="speed, blocks and memory, on stderr")
-    parser.add_argument("--json", action="store_true", help="text and statistics as JSON")
+    parser.add_argument("--json", action="store_true", help="JSON: an object, or a line per answer")
     _add_sampling(parser)
     _add_model(parser)
     _add_pool(parser)

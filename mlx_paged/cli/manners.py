@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -24,29 +25,51 @@ class Interrupts:
     """The first Ctrl-C raises KeyboardInterrupt, a second one ends the process at once.
 
     What was running may turn the first into an exception of its own (an extension module that
-    was being imported does), so it is also remembered.
+    was being imported does), so it is also remembered. And while MLX computes, Python calls no
+    handler; a thread counts the signals then.
     """
 
     def __init__(self) -> None:
         self.happened = False
 
-    def install(self) -> None:
-        signal.signal(signal.SIGINT, self._handle)
+    def __enter__(self) -> Interrupts:
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        self._previous_fd = signal.set_wakeup_fd(self._write_end)
+        self._previous = signal.signal(signal.SIGINT, self._handle)
+        threading.Thread(target=self._watch, args=(read_end,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._write_end)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.happened:
-            if sys.stderr.isatty():
-                os.write(2, SHOW_CURSOR.encode())
-            os._exit(INTERRUPTED)
         self.happened = True
         raise KeyboardInterrupt
+
+    def _watch(self, read_end: int) -> None:
+        num_interrupts = 0
+        while num_interrupts < 2:
+            signal_number = os.read(read_end, 1)
+            if not signal_number:
+                os.close(read_end)
+                return
+            num_interrupts += signal_number == bytes([signal.SIGINT])
+        if sys.stderr.isatty():
+            os.write(2, SHOW_CURSOR.encode())
+        os._exit(INTERRUPTED)
 
 
 def run(command: Callable[[], int]) -> int:
     """Runs a command, and turns whatever ends it into an exit status and at most one sentence."""
-    interrupts = Interrupts()
-    interrupts.install()
     _prepare_streams()
+    with Interrupts() as interrupts:
+        return _run(command, interrupts)
+
+
+def _run(command: Callable[[], int], interrupts: Interrupts) -> int:
     try:
         status = _status_of(command)
         sys.stdout.flush()
@@ -91,7 +114,7 @@ def _status_of(command: Callable[[], int]) -> int:
         if not isinstance(error, MemoryError) and "malloc" not in str(error).partition("]")[0]:
             raise
         return _complain(
-            f"Memory ran out ({error}). Make the pool smaller (--kv-memory, --num-blocks) or take "
+            f"memory ran out ({error}); make the pool smaller (--kv-memory, --num-blocks) or take "
             "a smaller model.",
             FAILED,
         )

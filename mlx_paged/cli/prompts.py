@@ -16,18 +16,18 @@ STDIN = "-"
 def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts that the command line names, at least one and none empty."""
     if (args.prompt is None) == (args.prompts_file is None):
-        raise UsageError("generate takes one prompt, - for stdin, or --prompts-file.")
+        raise UsageError("generate takes one prompt, - for stdin, or --prompts-file")
     if args.raw and args.system is not None:
-        raise UsageError("--system needs the chat template, which --raw leaves out.")
+        raise UsageError("--system needs the chat template, which --raw leaves out")
     if args.prompts_file is not None:
         return read_prompts_file(args.prompts_file)
     prompt = _read(STDIN).removesuffix("\n") if args.prompt == STDIN else args.prompt
     if not prompt:
-        raise UsageError("The prompt is empty.")
+        raise UsageError("the prompt is empty")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        raise UsageError("The prompt is not valid UTF-8.") from error
+        raise UsageError("the prompt is not valid UTF-8") from error
     return [prompt]
 
 
@@ -36,7 +36,7 @@ def to_token_ids(prompt: str, tokenizer: Any, system: str | None, raw: bool) -> 
     if raw:
         return list(tokenizer.encode(prompt))
     if not tokenizer.has_chat_template:
-        raise UsageError("The model has no chat template; give --raw to use the prompt as it is.")
+        raise UsageError("the model has no chat template; give --raw to use the prompt as it is")
     messages = [{"role": "user", "content": prompt}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
@@ -51,10 +51,10 @@ def _read(name: str) -> str:
             print("Type the prompt, then Ctrl-D on a line of its own.", file=sys.stderr)
         return sys.stdin.buffer.read().decode("utf-8")
     except OSError as error:
-        raise UsageError(f"{name} can't be read: {error.strerror}.") from error
+        raise UsageError(f"{name} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         source = "stdin" if name == STDIN else name
-        raise UsageError(f"{source} is not valid UTF-8 (byte {error.start}).") from error
+        raise UsageError(f"{source} is not valid UTF-8 (byte {error.start})") from error
 
 
 def read_prompts_file(name: str) -> list[str]:
@@ -65,7 +65,7 @@ def read_prompts_file(name: str) -> list[str]:
             continue
         prompts.append(_from_json(line, f"{name}, line {number}") if line[0] == "{" else line)
     if not prompts:
-        raise UsageError(f"{name} holds no prompt.")
+        raise UsageError(f"{name} holds no prompt")
     return prompts
 
 
@@ -73,9 +73,9 @@ def _from_json(line: str, place: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
     except ValueError as error:
-        raise UsageError(f"{place} starts like JSON, but isn't: {error}.") from error
+        raise UsageError(f"{place} starts like JSON, but isn't: {error}") from error
     except KeyError as error:
-        raise UsageError(f'{place} has no "prompt".') from error
+        raise UsageError(f'{place} has no "prompt"') from error
     if not isinstance(prompt, str) or not prompt:
-        raise UsageError(f'{place}: "prompt" must be a text that is not empty.')
+        raise UsageError(f'{place}: "prompt" must be a text that is not empty')
     return prompt

@@ -40,7 +40,7 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise ModelError(
-            f"There is no config.json in {path}. Give a folder written by mlx_lm.convert."
+            f"there is no config.json in {path}; give a folder written by mlx_lm.convert"
         )
     try:
         config = load_config(path)
@@ -49,7 +49,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"{file} holds a {type(config).__name__}, not an object of fields.")
+        raise ModelError(f"{file} holds a {type(config).__name__}, not an object of fields")
     _check_model_type(config, file)
     _check_fields(config, model_classes(config)[1], file)
     _check_heads(config, file)
@@ -63,7 +63,7 @@ def _check_model_type(config: dict[str, Any], file: Path) -> None:
     if model_type not in SUPPORTED_MODEL_TYPES:
         raise ModelError(
             f"{file}: model_type {model_type!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}."
+            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
 
 
@@ -72,15 +72,15 @@ def _check_fields(config: dict[str, Any], model_args: type, file: Path) -> None:
     for field in dataclasses.fields(model_args):
         if field.name not in config:
             if field.default is dataclasses.MISSING:
-                raise ModelError(f"{file}: the field {field.name} is missing.")
+                raise ModelError(f"{file}: the field {field.name} is missing")
             continue
         value, hint = config[field.name], hints[field.name]
         if not _fits(value, hint):
             expected = hint.__name__ if isinstance(hint, type) else str(hint)
-            raise ModelError(f"{file}: {field.name} is {value!r}; expected is {expected}.")
+            raise ModelError(f"{file}: {field.name} is {value!r}; expected is {expected}")
     for name in POSITIVE_FIELDS:
         if isinstance(config.get(name), int) and config[name] < 1:
-            raise ModelError(f"{file}: {name} is {config[name]}; it must be at least 1.")
+            raise ModelError(f"{file}: {name} is {config[name]}; it must be at least 1")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -100,12 +100,12 @@ def _check_heads(config: dict[str, Any], file: Path) -> None:
     if num_heads % num_kv_heads:
         raise ModelError(
             f"{file}: num_attention_heads ({num_heads}) is not a multiple of "
-            f"num_key_value_heads ({num_kv_heads})."
+            f"num_key_value_heads ({num_kv_heads})"
         )
     if not config.get("head_dim") and hidden_size % num_heads:
         raise ModelError(
             f"{file}: hidden_size ({hidden_size}) is not a multiple of "
-            f"num_attention_heads ({num_heads})."
+            f"num_attention_heads ({num_heads})"
         )
 
 
@@ -114,11 +114,11 @@ def _check_quantization(config: dict[str, Any], file: Path) -> None:
     if quantization is None:
         return
     if not isinstance(quantization, dict):
-        raise ModelError(f"{file}: quantization is {quantization!r}; expected is an object.")
+        raise ModelError(f"{file}: quantization is {quantization!r}; expected is an object")
     for name in ("group_size", "bits"):
         if not _fits(quantization.get(name), int):
             raise ModelError(
-                f"{file}: quantization has {name} {quantization.get(name)!r}; expected is int."
+                f"{file}: quantization has {name} {quantization.get(name)!r}; expected is int"
             )
 
 
@@ -128,6 +128,6 @@ def _check_builds(config: dict[str, Any], file: Path) -> None:
     try:
         model(model_args.from_dict(config))
     except KeyError as error:
-        raise ModelError(f"{file}: the field {error} is missing.") from error
+        raise ModelError(f"{file}: the field {error} is missing") from error
     except (ValueError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
         raise ModelError(f"{file} describes no usable model: {error}") from error

