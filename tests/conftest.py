@@ -3,6 +3,8 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# On some GPUs MLX would otherwise multiply float32 matrices in a shorter format.
+os.environ["MLX_ENABLE_TF32"] = "0"
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlx_paged.doctor.finding import Finding, Question
+from mlx_paged.doctor.finding import Finding, Level, Question
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.pool_size import BlockShape, num_pool_blocks
 from mlx_paged.loader import Plan, plan, uses_gpu
@@ -22,7 +22,7 @@ def memory(question: Question) -> Iterator[Finding]:
     try:
         planned = plan(question.model, question.dtype, download=False)
     except ModelError as error:
-        level = "note" if isinstance(error, NotHereYet) else "missing"
+        level: Level = "note" if isinstance(error, NotHereYet) else "missing"
         yield Finding("memory", "model", str(error), None, level)
         return
     text = f"{question.model}: {planned.config['model_type']}, {planned.precision}"
