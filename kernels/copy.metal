@@ -10,8 +10,8 @@ const int kv_head = thread_position_in_grid.z % KV_HEADS;
 if (token >= TOKENS) {
     return;
 }
-vec<T, 4> key = vec<T, 4>(0);
-vec<T, 4> value = vec<T, 4>(0);
+vec<T, 4> key = vec<T, 4>(T(0));
+vec<T, 4> value = vec<T, 4>(T(0));
 if (token < context_lens[seq]) {
 #if PAGED
     const int block = block_tables[seq * block_tables_strides[0] + token / BLOCK];

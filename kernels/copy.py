@@ -53,8 +53,7 @@ def _copy(
     vectors = head_dim // _VECTOR
     tokens = _THREADS // vectors
     shape = (num_sequences, num_kv_heads, max_context_len, head_dim)
-    keys, values = kernel.launch(
-        inputs,
+    launch = kernel.launch(
         template=[
             ("T", inputs[0].dtype),
             ("D", head_dim),
@@ -68,4 +67,5 @@ def _copy(
         output_shapes=[shape, shape],
         output_dtypes=[inputs[0].dtype] * 2,
     )
+    keys, values = launch(*inputs)
     return keys, values

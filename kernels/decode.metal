@@ -9,15 +9,15 @@
 // exp2(score - m), and the sum o of exp2(score - m) * V. States of different tokens merge at the
 // end: across lanes by shuffles, across slices in threadgroup memory, across splits in merge.metal.
 
-constexpr int ROWS = 32 / LANES;                           // tokens a SIMD group reads at once
-constexpr int TILE = KEYS * ROWS;                          // tokens between two rescales
-constexpr int ROW_VECS = D / VEC;
-constexpr int CHUNKS = (ROW_VECS + LANES - 1) / LANES;     // vectors of a row that a lane holds
+typedef Tile<T, D, KV_HEADS, BLOCK, LANES, VEC, KEYS> Rows;
+typedef vec<T, VEC> Stored;
+typedef vec<float, VEC> Accum;
+constexpr int TILE = Rows::TOKENS;
+constexpr int ROW_VECS = Rows::ROW_VECS;
+constexpr int CHUNKS = Rows::CHUNKS;
 constexpr int TEAM = HEADS * HEAD_GROUPS;                  // query heads of a threadgroup
 constexpr int HEAD_SPLITS = (GROUP + TEAM - 1) / TEAM;
 constexpr int SIMDGROUPS = SLICES * HEAD_GROUPS;
-typedef vec<T, VEC> Stored;
-typedef vec<float, VEC> Accum;
 
 const int kv_head = threadgroup_position_in_grid.x / HEAD_SPLITS;
 const int seq = threadgroup_position_in_grid.y;
@@ -63,7 +63,7 @@ UNROLL for (int h = 0; h < HEADS; h++) {
         queries + seq * queries_strides[0] + head * queries_strides[1]);
     UNROLL for (int c = 0; c < CHUNKS; c++) {
         const int i = row_lane + c * LANES;
-        q[h][c] = i < ROW_VECS ? query[i] : Stored(0);
+        q[h][c] = i < ROW_VECS ? query[i] : Stored(T(0));
         o[h][c] = Accum(0);
     }
     m[h] = LOWEST;
@@ -72,32 +72,17 @@ UNROLL for (int h = 0; h < HEADS; h++) {
 
 #if PAGED
 // `auto`: a table of fewer than 8 entries comes in `constant` memory, a longer one in `device`.
-const auto table = block_tables + seq * block_tables_strides[0];
+const auto blocks = block_tables + seq * block_tables_strides[0];
+#else
+const int blocks = seq;
 #endif
 
 for (int tile = begin; tile < end && readable; tile += TILE) {
-    bool valid[KEYS];
-    Stored k[KEYS][CHUNKS], v[KEYS][CHUNKS];
-    UNROLL for (int j = 0; j < KEYS; j++) {
-        const int token = tile + j * ROWS + row;
-        valid[j] = token < end;
-        // Past the end nothing is read: the table may hold anything there, a slot NaN.
-#if PAGED
-        const int block = valid[j] ? table[token / BLOCK] : 0;
-        const int slot = token % BLOCK;
-#else
-        const int block = seq;
-        const int slot = token;
-#endif
-        const int64_t at = row_offset<KV_HEADS, BLOCK, D>(block, kv_head, slot);
-        const device Stored* key = (const device Stored*)(key_pool + at);
-        const device Stored* value = (const device Stored*)(value_pool + at);
-        UNROLL for (int c = 0; c < CHUNKS; c++) {
-            const int i = row_lane + c * LANES;
-            const bool inside = valid[j] && i < ROW_VECS;
-            k[j][c] = inside ? key[i] : Stored(0);
-            v[j][c] = inside ? value[i] : Stored(0);
-        }
+    Rows rows;
+    if (tile + TILE <= end) {
+        rows.template load<true>(key_pool, value_pool, blocks, kv_head, tile, end, lane);
+    } else {
+        rows.template load<false>(key_pool, value_pool, blocks, kv_head, tile, end, lane);
     }
     UNROLL for (int h = 0; h < HEADS; h++) {
         float score[KEYS];
@@ -105,10 +90,10 @@ for (int tile = begin; tile < end && readable; tile += TILE) {
         UNROLL for (int j = 0; j < KEYS; j++) {
             float products = 0;
             UNROLL for (int c = 0; c < CHUNKS; c++) {
-                products += dot(Accum(q[h][c]), Accum(k[j][c]));
+                products += dot(Accum(q[h][c]), Accum(rows.k[j][c]));
             }
             score[j] = sum_over_lanes<LANES>(products) * to_log2;
-            top = valid[j] ? max(top, score[j]) : top;
+            top = rows.valid[j] ? max(top, score[j]) : top;
         }
         if (top > m[h]) {  // seldom, once the maximum has settled
             const float fade = fast::exp2(m[h] - top);
@@ -119,10 +104,10 @@ for (int tile = begin; tile < end && readable; tile += TILE) {
             }
         }
         UNROLL for (int j = 0; j < KEYS; j++) {
-            const float weight = valid[j] ? fast::exp2(score[j] - m[h]) : 0;
+            const float weight = rows.valid[j] ? fast::exp2(score[j] - m[h]) : 0;
             l[h] += weight;
             UNROLL for (int c = 0; c < CHUNKS; c++) {
-                o[h][c] += weight * Accum(v[j][c]);
+                o[h][c] += weight * Accum(rows.v[j][c]);
             }
         }
     }

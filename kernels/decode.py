@@ -8,16 +8,16 @@ import mlx.core as mx
 
 from . import tuned
 from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
-from .metal import SIMD_WIDTH, Kernel
+from .metal import SIMD_WIDTH, Kernel, Launch
 
 _POOLS = ("queries", "key_pool", "value_pool")
-_HEADERS = ("paging.metal", "softmax.metal")
+HEADERS = ("paging.metal", "softmax.metal", "tile.metal")
 _PARTIALS = ("partial_out", "partial_stats")
 
 
 def _decode_kernel(inputs: tuple[str, ...], outputs: tuple[str, ...], *defines: str) -> Kernel:
     name = "_".join(["decode", *(define.lower() for define in defines)])
-    return Kernel(name, "decode.metal", inputs, outputs, _HEADERS, defines)
+    return Kernel(name, "decode.metal", inputs, outputs, HEADERS, defines)
 
 
 _PAGED_INPUTS = (*_POOLS, "context_lens", "scale", "block_tables")
@@ -63,7 +63,7 @@ def paged_decode_attention(
     block_size = key_pool.shape[2]
     _check_tables(block_tables, queries.shape[0], block_size, max_context_len)
     inputs = [queries, key_pool, value_pool, context_lens, _scalar(scale), block_tables]
-    return _attend(inputs, shape, block_size, max_context_len, launch, paged=True)
+    return _attend(inputs, shape, block_size, max_context_len, launch, is_paged=True)
 
 
 def contiguous_decode_attention(
@@ -89,7 +89,7 @@ def contiguous_decode_attention(
             f"{max_context_len} tokens"
         )
     inputs = [queries, keys, values, context_lens, _scalar(scale)]
-    return _attend(inputs, shape, capacity, max_context_len, launch, paged=False)
+    return _attend(inputs, shape, capacity, max_context_len, launch, is_paged=False)
 
 
 def _attend(
@@ -97,53 +97,73 @@ def _attend(
     shape: DecodeShape,
     block_size: int,
     max_context_len: int,
-    launch: DecodeLaunch | None,
-    paged: bool,
+    choices: DecodeLaunch | None,
+    is_paged: bool,
 ) -> mx.array:
-    launch = launch or tuned.choose(shape)
-    launch.check(shape.head_dim)
     num_sequences = inputs[0].shape[0]
     if num_sequences == 0:
         return mx.zeros_like(inputs[0])
-    num_splits = launch.splits.most(max_context_len)
+    choices = choices or tuned.choose(shape)
+    num_splits = choices.splits.most(max_context_len)
+    decode, merge = _launches(shape, choices, block_size, num_sequences, num_splits, is_paged)
+    outputs = decode(*inputs)
+    if merge:
+        context_lens = inputs[3]
+        outputs = merge(*outputs, context_lens)
+    return outputs[0]
+
+
+@lru_cache(maxsize=1024)
+def _launches(
+    shape: DecodeShape,
+    choices: DecodeLaunch,
+    block_size: int,
+    num_sequences: int,
+    num_splits: int,
+    is_paged: bool,
+) -> tuple[Launch, Launch | None]:
+    """The decode kernel's launch, and where there are several splits the merge kernel's.
+
+    Kept, since every layer of every step asks for the same: a call's share of the host's time is
+    10 us with them and 30 us without.
+    """
+    choices.check(shape.head_dim)
     group_size = shape.group_size
-    rows = (num_sequences, shape.num_query_heads)
-    partial_shapes = [(*rows, num_splits, shape.head_dim), (*rows, num_splits, 2)]
+    out_shape = (num_sequences, shape.num_query_heads, shape.head_dim)
+    rows = (num_sequences, shape.num_query_heads, num_splits)
     is_partial = num_splits > 1
-    outputs = DECODE[paged, is_partial].launch(
-        inputs,
-        template=_template(shape, launch, block_size),
+    decode = DECODE[is_paged, is_partial].launch(
+        template=_template(shape, choices, block_size),
         threadgroups=(
-            shape.num_kv_heads * launch.head_splits(group_size),
+            shape.num_kv_heads * choices.head_splits(group_size),
             num_sequences,
             num_splits,
         ),
-        threads=(launch.num_threads(group_size), 1, 1),
-        threadgroup_bytes=launch.threadgroup_bytes(shape),
-        output_shapes=partial_shapes if is_partial else [inputs[0].shape],
+        threads=(choices.num_threads(group_size), 1, 1),
+        threadgroup_bytes=choices.threadgroup_bytes(shape),
+        output_shapes=[(*rows, shape.head_dim), (*rows, 2)] if is_partial else [out_shape],
         output_dtypes=[mx.float32, mx.float32] if is_partial else [shape.dtype],
     )
     if not is_partial:
-        return outputs[0]
-    (out,) = MERGE.launch(
-        [*outputs, inputs[3]],
+        return decode, None
+    merge = MERGE.launch(
         template=[
             ("T", shape.dtype),
             ("D", shape.head_dim),
             ("QUERY_HEADS", shape.num_query_heads),
-            *_split_template(launch),
+            *_split_template(choices),
         ],
         threadgroups=(shape.num_query_heads, num_sequences, 1),
         threads=(SIMD_WIDTH, 1, 1),
         threadgroup_bytes=0,
-        output_shapes=[inputs[0].shape],
+        output_shapes=[out_shape],
         output_dtypes=[shape.dtype],
     )
-    return out
+    return decode, merge
 
 
 def _template(
-    shape: DecodeShape, launch: DecodeLaunch, block_size: int
+    shape: DecodeShape, choices: DecodeLaunch, block_size: int
 ) -> list[tuple[str, mx.Dtype | int]]:
     """Everything that is known before the launch; lengths, table widths and split counts are not,
     so that generating a sequence compiles nothing."""
@@ -153,18 +173,18 @@ def _template(
         ("KV_HEADS", shape.num_kv_heads),
         ("GROUP", shape.group_size),
         ("BLOCK", block_size),
-        ("HEADS", launch.heads),
-        ("HEAD_GROUPS", launch.head_groups(shape.group_size)),
-        ("LANES", launch.lanes),
-        ("VEC", launch.vector(shape.head_dim)),
-        ("KEYS", launch.keys),
-        ("SLICES", launch.slices),
-        *_split_template(launch),
+        ("HEADS", choices.heads),
+        ("HEAD_GROUPS", choices.head_groups(shape.group_size)),
+        ("LANES", choices.lanes),
+        ("VEC", choices.vector(shape.head_dim)),
+        ("KEYS", choices.keys),
+        ("SLICES", choices.slices),
+        *_split_template(choices),
     ]
 
 
-def _split_template(launch: DecodeLaunch) -> list[tuple[str, int]]:
-    splits = launch.splits
+def _split_template(choices: DecodeLaunch) -> list[tuple[str, int]]:
+    splits = choices.splits
     return [
         ("SPLIT_SMALLEST", splits.smallest),
         ("SPLIT_LARGEST", splits.largest),

@@ -49,7 +49,7 @@ def using(factory: Factory) -> Iterator[None]:
         _factory = before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel's text and the names of its arrays. Texts are files of this folder."""
 
@@ -83,7 +83,6 @@ class Kernel:
 
     def launch(
         self,
-        inputs: Sequence[mx.array],
         *,
         template: Sequence[tuple[str, Any]],
         threadgroups: Dims,
@@ -91,18 +90,29 @@ class Kernel:
         threadgroup_bytes: int,
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[mx.Dtype],
-    ) -> list[mx.array]:
-        """Run `threadgroups` of `threads`. Raises ValueError beyond Metal's limits."""
+    ) -> Launch:
+        """A launch of `threadgroups` of `threads`. Raises ValueError beyond Metal's limits."""
         check_limits(self.name, threads, threadgroup_bytes, self.num_buffers)
         x, y, z = (count * size for count, size in zip(threadgroups, threads, strict=True))
-        return _compiled(_factory, self)(
-            inputs=list(inputs),
-            template=list(template),
-            grid=(x, y, z),
-            threadgroup=threads,
-            output_shapes=list(output_shapes),
-            output_dtypes=list(output_dtypes),
-        )
+        arguments = {
+            "template": list(template),
+            "grid": (x, y, z),
+            "threadgroup": threads,
+            "output_shapes": list(output_shapes),
+            "output_dtypes": list(output_dtypes),
+        }
+        return Launch(self, arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """All of a launch but its inputs; it can be repeated."""
+
+    kernel: Kernel
+    arguments: dict[str, Any]
+
+    def __call__(self, *inputs: mx.array) -> list[mx.array]:
+        return _compiled(_factory, self.kernel)(inputs=inputs, **self.arguments)
 
 
 def check_limits(name: str, threads: Dims, threadgroup_bytes: int, num_buffers: int) -> None:
@@ -134,8 +144,12 @@ def require_row_contiguous(name: str, array: mx.array) -> None:
 
 def chip() -> str:
     """MLX's name of the GPU's architecture, such as applegpu_g13g; "" off Metal."""
-    on_metal = mx.metal.is_available() and _factory is _MLX
-    return str(mx.device_info()["architecture"]) if on_metal else ""
+    return _architecture() if _factory is _MLX and mx.metal.is_available() else ""
+
+
+@cache
+def _architecture() -> str:
+    return str(mx.device_info()["architecture"])
 
 
 def digest(*files: str) -> str:

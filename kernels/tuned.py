@@ -40,10 +40,14 @@ class Entry:
         return self.kernel == kernel_digest()
 
 
-@lru_cache(maxsize=256)
 def choose(shape: DecodeShape) -> DecodeLaunch:
     """The launch for `shape` on this chip: the measured one, else the reasoned one."""
-    chip = metal.chip()
+    return chosen(metal.chip(), shape)
+
+
+@lru_cache(maxsize=256)
+def chosen(chip: str, shape: DecodeShape) -> DecodeLaunch:
+    """The same for any chip."""
     for entry in entries():
         if entry.chip == chip and entry.shape == str(shape) and entry.is_current:
             return entry.launch
@@ -75,13 +79,15 @@ def save(shape: DecodeShape, launch: DecodeLaunch, gb_per_s: float) -> Path:
     unfinished = path().with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps({"launches": launches}, indent=1) + "\n")
     unfinished.replace(path())
-    choose.cache_clear()
+    chosen.cache_clear()
     return path()
 
 
 def kernel_digest() -> str:
     """Names the text that a measurement is about."""
-    return metal.digest("paging.metal", "softmax.metal", "decode.metal", "merge.metal")
+    return metal.digest(
+        "paging.metal", "softmax.metal", "tile.metal", "decode.metal", "merge.metal"
+    )
 
 
 def describe() -> list[str]:

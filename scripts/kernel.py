@@ -259,7 +259,7 @@ def show(result: dict[str, Any], options: argparse.Namespace) -> None:
         else:
             Path(options.json).write_text(text + "\n")
     if options.plot:
-        report.plot(rows, options.plot, "; ".join(notes))
+        report.plot(rows, options.plot, f"{result['shape']}; {notes[0]}")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ def test_a_sweep_keeps_the_fastest_launch(
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     with metal.using(EXECUTOR.metal_kernel):
         assert quick.main([*SMALL, "--sweep"]) == 0
-        tuned.choose.cache_clear()
+        tuned.chosen.cache_clear()
         assert tuned.choose(shape) == tuned.entries()[0].launch
-    tuned.choose.cache_clear()
+    tuned.chosen.cache_clear()
 
 
 def test_a_sweep_without_metal_says_where_to_run_it(
