@@ -23,7 +23,7 @@ class MemoryLimit:
 
 
 def memory_limit() -> MemoryLimit:
-    """The GPU's recommended working set where there is one, else the machine's RAM.
+    """A GPU's recommended working set or its memory; on a CPU the machine's RAM.
 
     In a container the limit of its control group counts if it is the smaller one.
     """
@@ -31,8 +31,8 @@ def memory_limit() -> MemoryLimit:
     recommended = info.get("max_recommended_working_set_size")
     if recommended:
         return MemoryLimit(int(recommended), "the GPU's recommended working set")
-    if info.get("memory_size"):
-        return MemoryLimit(int(info["memory_size"]), "the device's memory")
+    if info.get("total_memory"):  # CUDA
+        return MemoryLimit(int(info["total_memory"]), "the GPU's memory")
     limits = [MemoryLimit(_physical_memory(), "the machine's memory")]
     for file in CGROUP_LIMITS:
         if (nbytes := _read_number(file)) is not None:

@@ -237,7 +237,14 @@ def test_a_container_has_less_memory_than_its_machine(tmp_path, monkeypatch):
     assert str(limit) in memory.memory_limit().source
 
 
-def test_a_gpu_has_its_recommended_working_set(monkeypatch):
-    info = {"max_recommended_working_set_size": 12 * 2**30, "memory_size": 16 * 2**30}
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"max_recommended_working_set_size": 12 * 2**30, "memory_size": 16 * 2**30},
+        {"total_memory": 12 * 2**30, "free_memory": 5 * 2**30},
+    ],
+    ids=["Metal", "CUDA"],
+)
+def test_a_gpu_has_a_limit_of_its_own(monkeypatch, info):
     monkeypatch.setattr(mx, "device_info", lambda: info)
     assert memory.memory_limit().nbytes == 12 * 2**30
