@@ -126,7 +126,7 @@ def chosen_launch(options: argparse.Namespace, shape: DecodeShape) -> DecodeLaun
 
 def metal_times(
     rows: list[dict[str, Any]], workload: Workload, launch: DecodeLaunch
-) -> dict[str, float]:
+) -> dict[str, dict[str, float]]:
     """Add kernel times to the rows; return the contiguous variants' and MLX's own."""
     arms = MetalArms(workload)
     contiguous, plain_copy = arms.contiguous_attention(launch), arms.contiguous_copy()
@@ -148,15 +148,18 @@ def metal_times(
             row[f"{what}_over_contiguous"] = times[arm.name] / times[base.name]
             row[f"{what}_gb_per_s"] = rates[arm.name]
     return {
-        f"{name}_{unit}": value
-        for name, arm in (("attention", contiguous), ("copy", plain_copy), ("mlx", mlx_attention))
-        for unit, value in (("ms", times[arm.name] * 1e3), ("gb_per_s", rates[arm.name]))
+        name: {"ms": times[arm.name] * 1e3, "gb_per_s": rates[arm.name]}
+        for name, arm in (
+            ("attention without a table", contiguous),
+            ("copy without a table", plain_copy),
+            ("MLX's own attention", mlx_attention),
+        )
     }
 
 
 def gather_times(
     rows: list[dict[str, Any]], workload: Workload, launch: DecodeLaunch
-) -> dict[str, float]:
+) -> dict[str, dict[str, float]]:
     """Add the gather path's times to the rows; return a contiguous cache's in MLX operations."""
     console.print(
         "No Metal device here: the kernels can't be timed. Timed instead, on this processor in "
@@ -171,10 +174,9 @@ def gather_times(
         row["gather_ms"] = times[arm.name] * 1e3
         row["gather_over_contiguous"] = times[arm.name] / times[contiguous.name]
         row["gather_gb_per_s"] = gb_per_s(arm, times[arm.name])
-    return {
-        "mlx_ms": times[contiguous.name] * 1e3,
-        "mlx_gb_per_s": gb_per_s(contiguous, times[contiguous.name]),
-    }
+    seconds = times[contiguous.name]
+    rate = gb_per_s(contiguous, seconds)
+    return {"matrix products in MLX": {"ms": seconds * 1e3, "gb_per_s": rate}}
 
 
 def add_counts(
@@ -243,11 +245,8 @@ def show(result: dict[str, Any], options: argparse.Namespace) -> None:
     if counted:
         size = f"{counted['sequences']} sequences, {counted['cached_tokens']} tokens"
         notes.append(f"bytes{'' if metal.is_available() else ' and errors'} counted at {size}")
-    if "contiguous" in result:
-        notes.append(
-            "contiguous: "
-            + ", ".join(f"{name} {value:.3g}" for name, value in result["contiguous"].items())
-        )
+    for name, times in result.get("contiguous", {}).items():
+        notes.append(f"contiguous, {name}: {times['ms']:.3g} ms, {times['gb_per_s']:.3g} GB/s")
     shown = Console(stderr=options.json == "-")
     if not shown.is_terminal:
         shown.width = 150

@@ -125,6 +125,46 @@ def test_a_row_is_the_same_alone_and_in_any_batch() -> None:
         assert np.array_equal(alone[0], together[row + (row > 0)]), length
 
 
+def test_no_bit_hangs_on_the_order_in_which_threads_run() -> None:
+    case = with_small_splits(Case(lens=(50, 0, 17)))
+    in_order = bits(case.attend())
+    for schedule in (1, 2):
+        with metal.using(replace(EXECUTOR, schedule=schedule).metal_kernel):
+            assert np.array_equal(bits(case.attend()), in_order)
+
+
+@pytest.mark.parametrize(
+    ("shape", "read_as", "expected"),
+    [
+        ((3, 2, 4, 8), "2, 4, 8", True),
+        ((3, 2, 4, 8), "4, 2, 8", False),
+        ((3, 2, 4, 8), "2, 4, 4", False),
+        ((3, 2, 4, 8), "1, 4, 8", False),
+        ((1, 2, 4, 8), "1, 4, 8", True),  # one block, so the stride between blocks says nothing
+        ((3, 1, 4, 8), "1, 4, 8", True),
+        ((3, 2, 1, 8), "2, 1, 8", True),
+    ],
+)
+def test_strides_tell_whether_a_pool_lies_as_it_is_read(
+    shape: tuple[int, ...], read_as: str, expected: bool, metal_kernel: Factory
+) -> None:
+    kernel = metal_kernel(
+        name="strides",
+        input_names=["pool"],
+        output_names=["result"],
+        header=metal.read("paging.metal"),
+        source=f"result[0] = is_row_contiguous<{read_as}>(pool_strides, pool_shape[0]);",
+    )
+    (result,) = kernel(
+        inputs=[mx.zeros(shape)],
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+        output_shapes=[(1,)],
+        output_dtypes=[mx.int32],
+    )
+    assert bool(result.item()) == expected
+
+
 def test_a_table_of_fewer_than_eight_entries_lies_in_constant_memory() -> None:
     """MLX passes small arrays in another address space, where a `device` pointer can't go."""
     for lens, unused in [((16,), 0), ((16, 32), 1), ((20, 1, 0, 7, 3, 9, 11), 0)]:

@@ -86,7 +86,8 @@ def test_a_mac_gets_kernel_times_beside_the_contiguous_cache(
         assert row["attention_ms"] > 0
         assert row["copy_over_contiguous"] > 0
         assert row["max_error"] < 1e-3
-    assert {"attention_ms", "copy_ms", "mlx_ms"} <= result["contiguous"].keys()
+    assert result["contiguous"]["MLX's own attention"]["ms"] > 0
+    assert len(result["contiguous"]) == 3
 
 
 @requires_compiler
