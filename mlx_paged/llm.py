@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from mlx_paged.engine.beam_search import BeamSearch
@@ -47,7 +48,8 @@ class LLM:
         self.engine = Engine(
             self.loaded.model, self.tokenizer, checked, self.loaded.dtype, self.loaded.name
         )
-        self._ids = itertools.count()
+        self._ids = count()
+        self._inboxes: dict[str, deque[TokenOutput]] = {}
 
     @property
     def attention(self) -> str:
@@ -97,14 +99,14 @@ class LLM:
         try:
             with progress_bar(len(ids), shown=progress) as bar:
                 while len(outputs) < len(ids):
-                    for output in self.engine.step():
+                    self._step()
+                    for output in chain.from_iterable(map(self._received, ids)):
                         bar.token()
                         if output.request_output is not None:
                             outputs[output.request_id] = output.request_output
                             bar.request()
         finally:
-            for request_id in ids:
-                self.engine.abort(request_id)
+            self._drop(ids)
         for request_id, prompt in zip(ids, _as_list(prompts), strict=True):
             outputs[request_id].prompt = prompt if isinstance(prompt, str) else None
         return [outputs[request_id] for request_id in ids]
@@ -126,24 +128,8 @@ class LLM:
             Each token with the text that can be shown. With several samples, `index` tells
             them apart.
         """
-        [request_id] = self._add([self.encode(prompt)], [params], streams=True)
-        request = self.engine.requests[request_id]
-        total, has_token = request.num_prompt_tokens, False
-
-        def tokens() -> Iterator[TokenOutput]:
-            nonlocal has_token
-            try:
-                while not request.is_finished:
-                    outputs = self.engine.step()
-                    if progress and not has_token:
-                        stored = request.samples[0].sequence.num_cached_tokens
-                        progress(total if outputs else min(stored, total), total)
-                    has_token = has_token or bool(outputs)
-                    yield from (o for o in outputs if o.request_id == request_id)
-            finally:
-                self.engine.abort(request_id)
-
-        return tokens()
+        ids = self._add([self.encode(prompt)], [params], streams=True)
+        return self._stream(ids[0], progress)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
@@ -170,6 +156,40 @@ class LLM:
         token_ids: Any = prompt
         return [int(token_id) for token_id in token_ids]
 
+    def _stream(
+        self, request_id: str, progress: Callable[[int, int], None] | None
+    ) -> Iterator[TokenOutput]:
+        request = self.engine.requests[request_id]
+        total, has_token = request.num_prompt_tokens, False
+        try:
+            while self._inboxes[request_id] or not request.is_finished:
+                if not self._inboxes[request_id]:
+                    self._step()
+                received = list(self._received(request_id))
+                if progress and not has_token:
+                    num_stored = request.samples[0].sequence.num_cached_tokens
+                    progress(total if received else min(num_stored, total), total)
+                has_token = has_token or bool(received)
+                yield from received
+        finally:
+            self._drop([request_id])
+
+    def _step(self) -> None:
+        """Run the engine, and keep every token for whoever waits for it."""
+        for output in self.engine.step():
+            if (inbox := self._inboxes.get(output.request_id)) is not None:
+                inbox.append(output)
+
+    def _received(self, request_id: str) -> Iterator[TokenOutput]:
+        inbox = self._inboxes[request_id]
+        while inbox:
+            yield inbox.popleft()
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        for request_id in ids:
+            self.engine.abort(request_id)
+            self._inboxes.pop(request_id, None)
+
     def _add(
         self,
         prompts: list[list[int]],
@@ -182,10 +202,10 @@ class LLM:
             for prompt, each in zip(prompts, params, strict=True):
                 request_id = f"request-{next(self._ids)}"
                 self.engine.add_request(request_id, prompt, each, streams=streams)
+                self._inboxes[request_id] = deque()
                 ids.append(request_id)
         except ValueError:
-            for request_id in ids:
-                self.engine.abort(request_id)
+            self._drop(ids)
             raise
         return ids
 
