@@ -12,7 +12,7 @@ import re
 
 from .compiler import Compiler
 from .source import Source
-from .translation import FILE_NAME, declare_storage, plain_instantiation
+from .translation import FILE_NAME, STORAGE, plain_instantiation
 
 _OPTIONS = [
     "-x", "c++", "-std=c++14", "-Wno-everything", "-nostdinc++", "-DMSL_ADDRESS_SPACES",
@@ -25,8 +25,8 @@ _ALIAS = re.compile(rf"\busing\s+(\w+)\s*=\s*{_VECTOR}\s*;|\btypedef\s+{_VECTOR}
 
 def check(source: Source, compiler: Compiler) -> None:
     """Raises CompileError where a pointer would change its address space."""
-    text = _call_constructors(source.text)
-    text = declare_storage(plain_instantiation(text), "extern ")
+    text = _call_constructors(plain_instantiation(source.code))
+    text = STORAGE.sub(r"extern \g<0>", text)  # a local variable can't lie in an address space
     compiler.check_syntax(f'#include <metal_stdlib>\n#line 1 "{FILE_NAME}"\n{text}', _OPTIONS)
 
 

@@ -20,11 +20,11 @@ def compile_source(source: Source) -> Path:
     """The shared object of a kernel that passed the lint and both readings; raises KernelFault."""
     lint.check(source)
     try:
-        made = _compiler().shared_object(to_cpp(source))
+        made = compiler().shared_object(to_cpp(source))
     except CompileError as error:
         raise _compile_fault("compile", source, str(error)) from None
     try:
-        address_space.check(source, _compiler())
+        address_space.check(source, compiler())
     except CompileError as error:
         raise _compile_fault("address space", source, str(error)) from None
     return made
@@ -32,7 +32,7 @@ def compile_source(source: Source) -> Path:
 
 @cache
 def runtime() -> Path:
-    return _compiler().runtime()
+    return compiler().runtime()
 
 
 def launch_fault(source: Source, compiled: Path, fault: Fault) -> KernelFault:
@@ -43,11 +43,11 @@ def launch_fault(source: Source, compiled: Path, fault: Fault) -> KernelFault:
 
 
 @cache
-def _compiler() -> Compiler:
-    compiler = find_compiler()
-    if compiler is None:
+def compiler() -> Compiler:
+    found = find_compiler()
+    if found is None:
         raise RuntimeError(NO_COMPILER)
-    return compiler
+    return found
 
 
 def _compile_fault(kind: str, source: Source, messages: str) -> KernelFault:

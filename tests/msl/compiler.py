@@ -28,6 +28,8 @@ _COMMON = [
 ]  # fmt: skip
 _KERNEL = [
     "-O1", "-gdwarf-4", "-gline-tables-only", "-Wno-everything", "-Werror=return-type",
+    # A thread's stack has 128 KiB (runtime/fiber.h).
+    "-Wframe-larger-than=100000", "-Werror=frame-larger-than",
     # Metal's numbers: a literal is a float, every half operation rounds, nothing is contracted.
     "-Xclang", "-cl-single-precision-constant", "-Xclang", "-ffloat16-excess-precision=none",
     "-ffp-contract=off", "-fno-math-errno",

@@ -19,7 +19,7 @@ from .arguments import (
     result,
     strides,
 )
-from .build import compile_source, launch_fault, runtime
+from .build import compile_source, compiler, launch_fault, runtime
 from .fault import KernelFault
 from .launch import Buffer
 from .report import Report
@@ -42,7 +42,7 @@ class Executor:
     max_seconds: when a launch is taken to hang.
     """
 
-    may_leave_unwritten: Collection[str] = ()
+    may_leave_unwritten: tuple[str, ...] = ()
     schedule: int = 0
     max_seconds: float = 120.0
 
@@ -161,6 +161,7 @@ class Kernel:
             outcome.collectives,
             math.prod(-(-g // t) for g, t in zip(grid, threads, strict=True)),
             time.perf_counter() - started,
+            str(compiler()),
             source.text,
         )
 

@@ -145,6 +145,8 @@ def run(
     with _launching:
         start(ctypes.byref(launch))
     fault = None
+    if launch.fault_kind == b"memory":
+        raise MemoryError(launch.fault.decode())
     if launch.fault_kind:
         fault = Fault(
             launch.fault_kind.decode(), launch.fault.decode(), launch.fault_line, launch.fault_pc

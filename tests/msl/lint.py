@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
 
 from .fault import KernelFault
 from .source import Source
+from .translation import STORAGE
 
 # Metal Shading Language Specification, "Metal and C++".
 _LACKING = [
@@ -35,24 +37,27 @@ _NAMED_TYPE = re.compile(
     r"\b(?:typename|class|struct)\s+(\w+)|\busing\s+(\w+)\s*=|\btypedef\s[^;]*?(\w+)\s*;"
 )
 _FUNCTION = re.compile(r"\b(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
+_VARIABLE = re.compile(
+    r"(?!using|typedef|template|namespace|struct|enum|class|union)(?!.*\bconstant\b)"
+    r"(?:[\w:]+(?:\s*<[^;()]*>)?\s+)+\w+\s*(?:\[[^\]]*\]\s*)*(?:=|$)",
+    re.DOTALL,
+)
 _KEYWORDS = {"if", "for", "while", "switch", "return", "do"}
 
 
 def check(source: Source) -> None:
     """Raises KernelFault for the first thing that Metal would refuse."""
-    code = without_comments(source.text)
-    for at, message in [*_missing_features(code), *_unqualified_pointers(code), *_recursion(code)]:
+    code = re.sub(r'"[^"\n]*"', lambda found: '"' + " " * (len(found[0]) - 2) + '"', source.code)
+    header = code[: len(source.header)]
+    for at, message in itertools.chain(
+        _missing_features(code),
+        _unqualified_pointers(code),
+        _recursion(code),
+        _misplaced_storage(code, len(header)),
+        _program_scope_variables(header),
+    ):
         place = source.place(code.count("\n", 0, at) + 1)
         raise KernelFault("not in Metal", source.kernel, f"is refused: {message}", place)
-
-
-def without_comments(text: str) -> str:
-    """`text` with blanks for comments and the insides of strings, every line where it was."""
-
-    def blank(found: re.Match[str]) -> str:
-        return re.sub(r"[^\n\"]", " ", found[0])
-
-    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.DOTALL)
 
 
 def _missing_features(code: str) -> Iterator[tuple[int, str]]:
@@ -94,6 +99,30 @@ def _recursion(code: str) -> Iterator[tuple[int, str]]:
             todo = {called for caller in todo for called in calls[caller]} - reached
         if name in reached:
             yield at, f"`{name}` calls itself, and there is no recursion"
+
+
+def _misplaced_storage(code: str, body_start: int) -> Iterator[tuple[int, str]]:
+    for found in STORAGE.finditer(code, 0, body_start):
+        yield (
+            found.start(),
+            "threadgroup storage is declared in the kernel, not in a function of it",
+        )
+    others = STORAGE.sub(lambda found: re.sub(r"\S", " ", found[0]), code)
+    for found in re.finditer(r"\bthreadgroup\s[^;*&(){}=]*[;={]", others):
+        yield found.start(), "this declaration of threadgroup storage is not understood here"
+
+
+def _program_scope_variables(header: str) -> Iterator[tuple[int, str]]:
+    """Variables outside functions, which must be `constant`."""
+    at = depth = 0
+    for found in re.finditer(r"[{};]|\n\s*#[^\n]*", "\n" + header):
+        end = found.start() - 1
+        statement = header[at:end]
+        if depth == 0 and found[0] in ";{" and _VARIABLE.match(statement.strip()):
+            start = at + len(statement) - len(statement.lstrip())
+            yield start, "a variable outside functions needs `constant`"
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        at = end + len(found[0])
 
 
 def _block(code: str, start: int) -> str:

@@ -50,6 +50,7 @@ class Report:
     collectives: Counter[str]  # once for each SIMD group, by the function's name
     num_threadgroups: int
     seconds: float  # of this executor: says nothing about Metal
+    compiler: str
     text: str  # the Metal source that ran, as MLX generated it
 
     def __getitem__(self, name: str) -> Traffic:

@@ -66,14 +66,14 @@ class Source:
         return found[1] if found else self.function
 
     @cached_property
+    def code(self) -> str:
+        """The text with blanks for comments, every line where it was."""
+        return without_comments(self.text)
+
+    @cached_property
     def _body_line(self) -> int:
         """The line of the text on which the body begins, counted from 1."""
         return self.text.count("\n", 0, self._signature.end()) + 1
-
-    @property
-    def body_span(self) -> tuple[int, int]:
-        """Where in the text the body lies."""
-        return self._signature.end(), self._signature.end() + len(self.body)
 
     def place(self, line: int) -> Place | None:
         """The place in header or body of a line of the text; None beyond its end."""
@@ -85,6 +85,13 @@ class Source:
             return Place("source", line - self._body_line + 1, text)
         part = "header" if line <= self.header.count("\n") + bool(self.header) else "signature"
         return Place(part, line, text)
+
+
+def without_comments(text: str) -> str:
+    def blank(found: re.Match[str]) -> str:
+        return found[0] if found[0].startswith('"') else re.sub(r"[^\n]", " ", found[0])
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.DOTALL)
 
 
 def generate(kernel: Callable[..., Any], inputs: Sequence[mx.array], **call: Any) -> str:

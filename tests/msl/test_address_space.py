@@ -167,3 +167,66 @@ def test_functions_over_any_address_space_are_templates() -> None:
     body = f"{I} threadgroup float t[32]; t[i] = 5; out[i] = first(a) + first(t + i);"
     assert out_of(body, {"a": LARGE["a"] + 1}, header=header)[0] == 6
     assert out_of(body, {"a": SMALL["a"] + 1}, header=header)[0] == 6
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "const float x = 1;",
+        "constexpr int x = 2;",
+        "static const int x[2] = {1, 2};",
+        "float x;",
+        "#define A 1\nstatic constexpr float x = 1;",
+        "float f() { return 1; }\nconst metal::vec<float, 4> x = 1;",
+    ],
+)
+def test_a_variable_outside_functions_is_constant(declaration: str) -> None:
+    fault = fault_of(f"{I} out[i] = 0;", header=f"{declaration}\n")
+    assert fault.kind == "not in Metal"
+    assert "needs `constant`" in str(fault)
+    assert fault.place is not None
+    assert (fault.place.part, fault.line) == ("header", 1 + declaration.count("\n"))
+
+
+def test_other_declarations_outside_functions_pass() -> None:
+    header = (
+        "constant float a = 1; static constant constexpr int B[2] = {1, 2}; using F = float4;\n"
+        "template <typename T> struct Pair { T first = 1; static constexpr int size = 2; };\n"
+        "template <int N = 4> float get(const device float* p) { const int j = N; return p[j]; }\n"
+        "enum { ONE = 1 }; enum class Kind : int { none = 0 }; typedef float Number;\n"
+        "namespace own { constant int C = 5; struct S { float x; }; }\n"
+        "float declared(float x, float y);\n"
+    )
+    body = f"{I} Pair<float> p; out[i] = a + B[0] + ONE + own::C + p.first + get<3>(numbers);"
+    assert out_of(body, {"numbers": LARGE["a"]}, header=header)[0] == 12
+
+
+@pytest.mark.parametrize(
+    ("body", "header"),
+    [
+        ("out[i] = f();", "float f() { threadgroup float t[4]; t[0] = 1; return t[0]; }\n"),
+        ("threadgroup float t[2] = {1, 2}; out[i] = t[0];", ""),
+        ("threadgroup struct S { float x; } s; out[i] = s.x;", ""),
+    ],
+)
+def test_threadgroup_storage_is_declared_plainly_in_the_kernel(body: str, header: str) -> None:
+    fault = fault_of(f"{I} {body}", header=header)
+    assert fault.kind == "not in Metal"
+    assert "threadgroup storage" in str(fault)
+
+
+def test_a_comment_declares_nothing() -> None:
+    body = (
+        f"{I} // one float in threadgroup\nfloat x; x = i; // threadgroup float x[3];\nout[i] = x;"
+    )
+    assert out_of(body)[5] == 5
+
+
+def test_several_threadgroup_variables_in_one_declaration() -> None:
+    body = (
+        f"{I} threadgroup float a[32],\n  b[4][8], c; a[i] = i; b[i / 8][i % 8] = 2 * i;"
+        "if (i == 0) c = 7; threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+        "out[i] = a[31] + b[3][7] + c;"
+    )
+    assert out_of(body)[0] == 31 + 62 + 7
+    assert fault_of(body + "\nout[32] = 0;").line == 4

@@ -246,13 +246,13 @@ def test_an_output_with_unwritten_bytes_is_reported_unless_that_was_agreed() -> 
     assert "leaves 4 of 128 bytes of output `out` unwritten, the first of them byte 20" in str(
         fault
     )
-    agreed = out_of(body, executor=Executor(may_leave_unwritten=["out"]))
+    agreed = out_of(body, executor=Executor(may_leave_unwritten=("out",)))
     assert np.isnan(agreed[5])
     assert out_of(body, init_value=7.0)[5] == 7.0
 
 
 def test_a_later_kernel_may_not_load_what_an_earlier_one_left_unwritten() -> None:
-    executor = Executor(may_leave_unwritten=["part"])
+    executor = Executor(may_leave_unwritten=("part",))
     body = f"{I} if (i != 5) part[i] = i;"
     part = run(body, outputs={"part": ((32,), mx.float32)}, executor=executor)[0]["part"]
     fault = fault_of(f"{I} out[i] = part[i];", {"part": part})
@@ -342,6 +342,12 @@ def test_a_compile_error_names_the_line() -> None:
     assert "undefined_name" in str(fault)
     fault = fault_of(f"{I}\nfloat4 v = float4(1, 2, 3);\nout[i] = v.x;")
     assert (fault.kind, fault.line) == ("compile", 2)
+
+
+def test_more_private_memory_than_a_stack_holds_is_refused() -> None:
+    body = f"{I} float x[{{}}]; for (int j = 0; j < n; j++) x[j * 7 % n] = j; out[i] = x[n / 2];"
+    assert "stack frame" in str(fault_of(body.format(50000), {"n": 7}))
+    out_of(body.format(5000), {"n": 7})
 
 
 def test_a_report_is_kept_for_the_last_good_launch_only() -> None:

@@ -12,7 +12,7 @@ FILE_NAME = "kernel.metal"
 # `threadgroup float a[4], b;`: storage, not a pointer to it.
 _TYPE = r"[A-Za-z_][\w:]*(?:\s*<[^;(){}]*?>)?"
 _DECLARATOR = r"[A-Za-z_]\w*\s*(?:\[[^;\]]*\]\s*)*"
-_STORAGE = re.compile(
+STORAGE = re.compile(
     rf"\bthreadgroup\s+(?P<type>{_TYPE})\s+(?P<names>{_DECLARATOR}(?:,\s*{_DECLARATOR})*);"
 )
 _NAME = re.compile(r"(\w+)\s*(.*)", re.DOTALL)
@@ -21,19 +21,13 @@ _INSTANTIATION = re.compile(r"^template \[\[host_name\(.*?\)\]\] \[\[kernel\]\]"
 
 def to_cpp(source: Source) -> str:
     """The translation unit: Metal's names, the kernel, and an entry that the runtime calls."""
-    text = plain_instantiation(source.text)
-    text = _STORAGE.sub(_Storage(), text)
+    text = STORAGE.sub(_Storage(), plain_instantiation(source.code))
     return f'#include <metal_stdlib>\n#line 1 "{FILE_NAME}"\n{text}\n{_entry(source)}'
 
 
 def plain_instantiation(text: str) -> str:
     """C++ takes no attributes on an explicit instantiation."""
     return _INSTANTIATION.sub("template", text)
-
-
-def declare_storage(text: str, prefix: str) -> str:
-    """Threadgroup storage declared with `prefix` before it."""
-    return _STORAGE.sub(lambda declaration: prefix + declaration[0], text)
 
 
 class _Storage:
