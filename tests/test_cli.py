@@ -215,7 +215,7 @@ def test_a_wrong_line_of_a_prompts_file_is_named(tmp_path, text, expected):
         (["-n", "0"], "at least 1"),
         (["-n", "2"], "--temp 0 makes them all the same"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_option_is_refused_with_its_range(options, expected):
     assert_refused(run("generate", "hi", *options), expected, status=2)

@@ -115,7 +115,7 @@ def _status_of(command: Callable[[], int]) -> int:
             raise
         return _complain(
             f"memory ran out ({error}); make the pool smaller (--kv-memory, --num-blocks) or take "
-            "a smaller model.",
+            "a smaller model",
             FAILED,
         )
 
