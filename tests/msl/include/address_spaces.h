@@ -24,10 +24,10 @@ typedef __bf16 bfloat;
 namespace metal {
 
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
-#define MSL_VECTORS(type)         \
-  typedef vec<type, 2> type##2;   \
-  typedef vec<type, 3> type##3;   \
-  typedef vec<type, 4> type##4;   \
+#define MSL_VECTORS(type)                                                        \
+  typedef vec<type, 2> type##2;                                                  \
+  typedef vec<type, 3> type##3;                                                  \
+  typedef vec<type, 4> type##4;                                                  \
   typedef type packed_##type##2 __attribute__((ext_vector_type(2), aligned(1))); \
   typedef type packed_##type##3 __attribute__((ext_vector_type(3), aligned(1))); \
   typedef type packed_##type##4 __attribute__((ext_vector_type(4), aligned(1)));
@@ -75,10 +75,10 @@ template <class To, class From> To as_type(From);
 
 // Functions whose result has the type of their first argument.
 #define MSL_SAME(name) template <class A, class... B> A name(A, B...);
-#define MSL_TRANSCENDENTALS                                                                  \
-  MSL_SAME(exp) MSL_SAME(exp2) MSL_SAME(exp10) MSL_SAME(log) MSL_SAME(log2) MSL_SAME(log10)  \
-  MSL_SAME(sqrt) MSL_SAME(rsqrt) MSL_SAME(sin) MSL_SAME(cos) MSL_SAME(tan) MSL_SAME(sinh)    \
-  MSL_SAME(cosh) MSL_SAME(tanh) MSL_SAME(asin) MSL_SAME(acos) MSL_SAME(atan) MSL_SAME(pow)   \
+#define MSL_TRANSCENDENTALS                                                                 \
+  MSL_SAME(exp) MSL_SAME(exp2) MSL_SAME(exp10) MSL_SAME(log) MSL_SAME(log2) MSL_SAME(log10) \
+  MSL_SAME(sqrt) MSL_SAME(rsqrt) MSL_SAME(sin) MSL_SAME(cos) MSL_SAME(tan) MSL_SAME(sinh)   \
+  MSL_SAME(cosh) MSL_SAME(tanh) MSL_SAME(asin) MSL_SAME(acos) MSL_SAME(atan) MSL_SAME(pow)  \
   MSL_SAME(max) MSL_SAME(min) MSL_SAME(fmax) MSL_SAME(fmin)
 MSL_TRANSCENDENTALS
 namespace fast { MSL_TRANSCENDENTALS }

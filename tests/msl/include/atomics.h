@@ -23,12 +23,12 @@ MSL_INLINE void atomic_store_explicit(volatile atomic<T>* object, U desired, mem
   msl::msl_atomic_store(object, &value, sizeof(T));
 }
 // No other thread runs between the load and the store: threads change only at collectives.
-#define MSL_ATOMIC(name, expression)                                               \
-  template <class T, class U>                                                      \
-  MSL_INLINE T name(volatile atomic<T>* object, U operand, memory_order order) {   \
-    const T old = atomic_load_explicit(object, order), by = T(operand);            \
-    atomic_store_explicit(object, T(expression), order);                           \
-    return old;                                                                    \
+#define MSL_ATOMIC(name, expression)                                             \
+  template <class T, class U>                                                    \
+  MSL_INLINE T name(volatile atomic<T>* object, U operand, memory_order order) { \
+    const T old = atomic_load_explicit(object, order), by = T(operand);          \
+    atomic_store_explicit(object, T(expression), order);                         \
+    return old;                                                                  \
   }
 MSL_ATOMIC(atomic_exchange_explicit, by)
 MSL_ATOMIC(atomic_fetch_add_explicit, old + by)

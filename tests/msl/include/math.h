@@ -61,16 +61,16 @@ template <class T> MSL_INLINE enable_if_t<is_scalar<T>, bool> isfinite(T x) {
 }
 
 // Functions of two numbers of one type.
-#define MSL_FUNCTION2(name, expression)                                              \
-  template <class T> MSL_INLINE enable_if_t<is_scalar<T>, T> name(T a, T b) {        \
-    return expression;                                                               \
-  }                                                                                  \
-  template <class A, class B, class V = operand_vector<A, B>>                        \
-  MSL_INLINE V name(const A& a, const B& b) {                                        \
-    const V left = widen<V>(a), right = widen<V>(b);                                 \
-    V result;                                                                        \
-    for (int i = 0; i < size_of<V>; i++) result[i] = name(left[i], right[i]);        \
-    return result;                                                                   \
+#define MSL_FUNCTION2(name, expression)                                       \
+  template <class T> MSL_INLINE enable_if_t<is_scalar<T>, T> name(T a, T b) { \
+    return expression;                                                        \
+  }                                                                           \
+  template <class A, class B, class V = operand_vector<A, B>>                 \
+  MSL_INLINE V name(const A& a, const B& b) {                                 \
+    const V left = widen<V>(a), right = widen<V>(b);                          \
+    V result;                                                                 \
+    for (int i = 0; i < size_of<V>; i++) result[i] = name(left[i], right[i]); \
+    return result;                                                            \
   }
 // The number, if one of the two is not a number.
 MSL_FUNCTION2(max, a != a ? b : a < b ? b : a)
@@ -82,10 +82,17 @@ MSL_FUNCTION2(fmod, T(__builtin_fmodf(float(a), float(b))))
 MSL_FUNCTION2(atan2, T(__builtin_atan2f(float(a), float(b))))
 MSL_FUNCTION2(copysign, T(__builtin_copysignf(float(a), float(b))))
 #undef MSL_FUNCTION2
-namespace fast { using metal::fmax; using metal::fmin; using metal::max; using metal::min;
-                 using metal::pow; }
-namespace precise { using metal::fmax; using metal::fmin; using metal::max; using metal::min;
-                    using metal::pow; }
+#define MSL_SPACE(name) \
+  namespace name {         \
+  using metal::fmax;       \
+  using metal::fmin;       \
+  using metal::max;        \
+  using metal::min;        \
+  using metal::pow;        \
+  }
+MSL_SPACE(fast)
+MSL_SPACE(precise)
+#undef MSL_SPACE
 
 MSL_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MSL_INLINE half fma(half a, half b, half c) { return half(__builtin_fmaf(a, b, c)); }

@@ -39,15 +39,15 @@ template <class T, class Operation> MSL_UNCHECKED const char* reduce(msl::Exchan
   for (unsigned i = 0; i < msl::simd_width; i++) exchange.at<T>(i) = value[0];
   return nullptr;
 }
-#define MSL_REDUCTION(name, operation, expression)                          \
-  struct operation {                                                        \
-    template <class T> static MSL_INLINE T apply(const T& a, const T& b) {  \
-      return T(expression);                                                 \
-    }                                                                       \
-  };                                                                        \
-  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, MSL_SITE) {  \
-    msl::msl_collective(#name, site, &value, sizeof(T), reduce<T, operation>);    \
-    return value;                                                           \
+#define MSL_REDUCTION(name, operation, expression)                             \
+  struct operation {                                                           \
+    template <class T> static MSL_INLINE T apply(const T& a, const T& b) {     \
+      return T(expression);                                                    \
+    }                                                                          \
+  };                                                                           \
+  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, MSL_SITE) {     \
+    msl::msl_collective(#name, site, &value, sizeof(T), reduce<T, operation>); \
+    return value;                                                              \
   }
 MSL_REDUCTION(simd_sum, add_lanes, a + b)
 MSL_REDUCTION(simd_product, multiply_lanes, a * b)
@@ -99,11 +99,11 @@ template <class T> MSL_UNCHECKED const char* shuffle(msl::Exchange& exchange) {
   }
   return nullptr;
 }
-#define MSL_SHUFFLE(name, source)                                                   \
-  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, ushort by, MSL_SITE) {  \
-    shuffled<T> exchanged = {value, source};                                        \
-    msl::msl_collective(#name, site, &exchanged, sizeof(exchanged), shuffle<T>);          \
-    return exchanged.value;                                                         \
+#define MSL_SHUFFLE(name, source)                                                     \
+  template <class T> MSL_INLINE MSL_CONVERGENT T name(T value, ushort by, MSL_SITE) { \
+    shuffled<T> exchanged = {value, source};                                          \
+    msl::msl_collective(#name, site, &exchanged, sizeof(exchanged), shuffle<T>);      \
+    return exchanged.value;                                                           \
   }
 MSL_SHUFFLE(simd_shuffle, int(by))
 MSL_SHUFFLE(simd_broadcast, int(by))
@@ -158,7 +158,13 @@ MSL_INLINE simdgroup_matrix<T> make_filled_simdgroup_matrix(T value) {
   return filled;
 }
 
-MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name, msl::Site site);
+// Loading and storing are collective too, though each lane sees to its own elements.
+MSL_UNCHECKED inline const char* require_all_lanes(msl::Exchange& exchange) {
+  return exchange.active == 0xffffffffu ? nullptr : "needs all 32 lanes";
+}
+MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name, msl::Site site) {
+  msl::msl_collective(name, site, nullptr, 0, require_all_lanes);
+}
 
 template <class T>
 MSL_INLINE MSL_CONVERGENT void simdgroup_load(simdgroup_matrix<T>& matrix, const T* source,
@@ -224,7 +230,8 @@ MSL_INLINE MSL_CONVERGENT void simdgroup_multiply_accumulate(simdgroup_matrix<D>
     share.b[j] = b.thread_elements()[j];
     share.c[j] = c.thread_elements()[j];
   }
-  msl::msl_collective("simdgroup_multiply_accumulate", site, &share, sizeof(share), multiply<D, A, B, C>);
+  msl::msl_collective("simdgroup_multiply_accumulate", site, &share, sizeof(share),
+                      multiply<D, A, B, C>);
   for (int j = 0; j < 2; j++) d.thread_elements()[j] = share.d[j];
 }
 template <class D, class A, class B>
@@ -232,13 +239,6 @@ MSL_INLINE MSL_CONVERGENT void simdgroup_multiply(simdgroup_matrix<D>& d,
                                                   const simdgroup_matrix<A>& a,
                                                   const simdgroup_matrix<B>& b, MSL_SITE) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D>(D(0)), site);
-}
-
-MSL_UNCHECKED inline const char* require_all_lanes(msl::Exchange& exchange) {
-  return exchange.active == 0xffffffffu ? nullptr : "needs all 32 lanes";
-}
-MSL_INLINE MSL_CONVERGENT void meet_all_lanes(const char* name, msl::Site site) {
-  msl::msl_collective(name, site, nullptr, 0, require_all_lanes);
 }
 
 }  // namespace metal

@@ -58,18 +58,18 @@ struct bfloat {
   }
 };
 
-#define MSL_BFLOAT_OPERATOR(op)                                                               \
-  MSL_INLINE constexpr bfloat operator op(bfloat a, bfloat b) {                               \
-    return bfloat(float(a) op float(b));                                                      \
-  }                                                                                           \
-  template <class T, class = enable_if_t<__is_integral(T)>>                                   \
-  MSL_INLINE constexpr bfloat operator op(bfloat a, T b) {                                    \
-    return a op bfloat(b);                                                                    \
-  }                                                                                           \
-  template <class T, class = enable_if_t<__is_integral(T)>>                                   \
-  MSL_INLINE constexpr bfloat operator op(T a, bfloat b) {                                    \
-    return bfloat(a) op b;                                                                    \
-  }                                                                                           \
+#define MSL_BFLOAT_OPERATOR(op)                                 \
+  MSL_INLINE constexpr bfloat operator op(bfloat a, bfloat b) { \
+    return bfloat(float(a) op float(b));                        \
+  }                                                             \
+  template <class T, class = enable_if_t<__is_integral(T)>>     \
+  MSL_INLINE constexpr bfloat operator op(bfloat a, T b) {      \
+    return a op bfloat(b);                                      \
+  }                                                             \
+  template <class T, class = enable_if_t<__is_integral(T)>>     \
+  MSL_INLINE constexpr bfloat operator op(T a, bfloat b) {      \
+    return bfloat(a) op b;                                      \
+  }                                                             \
   MSL_INLINE constexpr bfloat& operator op##=(bfloat& a, bfloat b) { return a = a op b; }
 MSL_BFLOAT_OPERATOR(+)
 MSL_BFLOAT_OPERATOR(-)
@@ -105,11 +105,11 @@ template <> struct numeric_limits<bfloat> {
   static constexpr bfloat infinity() { return bfloat(__builtin_inff()); }
   static constexpr bfloat quiet_NaN() { return bfloat(__builtin_nanf("")); }
 };
-#define MSL_INTEGER_LIMITS(type, lo, hi)                    \
-  template <> struct numeric_limits<type> {                 \
-    static constexpr type max() { return hi; }              \
-    static constexpr type min() { return lo; }              \
-    static constexpr type lowest() { return lo; }           \
+#define MSL_INTEGER_LIMITS(type, lo, hi)          \
+  template <> struct numeric_limits<type> {       \
+    static constexpr type max() { return hi; }    \
+    static constexpr type min() { return lo; }    \
+    static constexpr type lowest() { return lo; } \
   };
 MSL_INTEGER_LIMITS(char, -128, 127)
 MSL_INTEGER_LIMITS(int8_t, -128, 127)

@@ -58,17 +58,17 @@ namespace lane { enum { x, y, z, w }; }
   MSL_EACH4(MSL_SWIZZLE2, x) MSL_EACH4(MSL_SWIZZLE2, y) \
   MSL_EACH4(MSL_SWIZZLE2, z) MSL_EACH4(MSL_SWIZZLE2, w)
 // Of three lanes: every order. Of four: the rotations and reversals that kernels use.
-#define MSL_ORDERS3                                                        \
-  MSL_SWIZZLE3(x, y, z) MSL_SWIZZLE3(x, z, y) MSL_SWIZZLE3(y, x, z)        \
-  MSL_SWIZZLE3(y, z, x) MSL_SWIZZLE3(z, x, y) MSL_SWIZZLE3(z, y, x)        \
+#define MSL_ORDERS3                                                 \
+  MSL_SWIZZLE3(x, y, z) MSL_SWIZZLE3(x, z, y) MSL_SWIZZLE3(y, x, z) \
+  MSL_SWIZZLE3(y, z, x) MSL_SWIZZLE3(z, x, y) MSL_SWIZZLE3(z, y, x) \
   MSL_SWIZZLE3(x, x, x) MSL_SWIZZLE3(y, y, y) MSL_SWIZZLE3(z, z, z)
-#define MSL_ORDERS4                                                        \
-  MSL_ORDERS3 MSL_SWIZZLE3(y, z, w) MSL_SWIZZLE3(w, w, w)                  \
-  MSL_SWIZZLE4(x, y, z, w) MSL_SWIZZLE4(w, z, y, x)                        \
+#define MSL_ORDERS4                                                          \
+  MSL_ORDERS3 MSL_SWIZZLE3(y, z, w) MSL_SWIZZLE3(w, w, w)                    \
+  MSL_SWIZZLE4(x, y, z, w) MSL_SWIZZLE4(w, z, y, x)                          \
   MSL_SWIZZLE4(y, z, w, x) MSL_SWIZZLE4(z, w, x, y) MSL_SWIZZLE4(w, x, y, z) \
   MSL_SWIZZLE4(y, x, w, z) MSL_SWIZZLE4(x, z, y, w) MSL_SWIZZLE4(x, x, y, y) \
   MSL_SWIZZLE4(z, z, w, w) MSL_SWIZZLE4(x, y, x, y) MSL_SWIZZLE4(z, w, z, w) \
-  MSL_SWIZZLE4(x, x, x, x) MSL_SWIZZLE4(y, y, y, y)                        \
+  MSL_SWIZZLE4(x, x, x, x) MSL_SWIZZLE4(y, y, y, y)                          \
   MSL_SWIZZLE4(z, z, z, z) MSL_SWIZZLE4(w, w, w, w)
 
 template <class T, int Lanes> struct vec_storage;
@@ -169,19 +169,19 @@ template <class V, class A> MSL_INLINE V widen(const A& value) {
   else return V(value);
 }
 
-#define MSL_OPERATOR(op)                                                                     \
-  template <class A, class B, class V = operand_vector<A, B>>                                \
-  MSL_INLINE V operator op(const A& a, const B& b) {                                         \
-    const V left = widen<V>(a), right = widen<V>(b);                                         \
-    V result;                                                                                \
-    if constexpr (is_native<element_of<V>>) result.native = left.native op right.native;     \
-    else for (int i = 0; i < size_of<V>; i++) result[i] = left[i] op right[i];               \
-    return result;                                                                           \
-  }                                                                                          \
-  template <class A, class B, class V = operand_vector<A, B>, class = vector_of<A>>          \
-  MSL_INLINE A& operator op##=(A& a, const B& b) {                                           \
-    a = a op b;                                                                              \
-    return a;                                                                                \
+#define MSL_OPERATOR(op)                                                                 \
+  template <class A, class B, class V = operand_vector<A, B>>                            \
+  MSL_INLINE V operator op(const A& a, const B& b) {                                     \
+    const V left = widen<V>(a), right = widen<V>(b);                                     \
+    V result;                                                                            \
+    if constexpr (is_native<element_of<V>>) result.native = left.native op right.native; \
+    else for (int i = 0; i < size_of<V>; i++) result[i] = left[i] op right[i];           \
+    return result;                                                                       \
+  }                                                                                      \
+  template <class A, class B, class V = operand_vector<A, B>, class = vector_of<A>>      \
+  MSL_INLINE A& operator op##=(A& a, const B& b) {                                       \
+    a = a op b;                                                                          \
+    return a;                                                                            \
   }
 MSL_OPERATOR(+)
 MSL_OPERATOR(-)
@@ -195,13 +195,13 @@ MSL_OPERATOR(<<)
 MSL_OPERATOR(>>)
 #undef MSL_OPERATOR
 
-#define MSL_COMPARISON(op)                                                                   \
-  template <class A, class B, class V = operand_vector<A, B>>                                \
-  MSL_INLINE vec<bool, size_of<V>> operator op(const A& a, const B& b) {                     \
-    const V left = widen<V>(a), right = widen<V>(b);                                         \
-    vec<bool, size_of<V>> result;                                                            \
-    for (int i = 0; i < size_of<V>; i++) result[i] = left[i] op right[i];                    \
-    return result;                                                                           \
+#define MSL_COMPARISON(op)                                                \
+  template <class A, class B, class V = operand_vector<A, B>>             \
+  MSL_INLINE vec<bool, size_of<V>> operator op(const A& a, const B& b) {  \
+    const V left = widen<V>(a), right = widen<V>(b);                      \
+    vec<bool, size_of<V>> result;                                         \
+    for (int i = 0; i < size_of<V>; i++) result[i] = left[i] op right[i]; \
+    return result;                                                        \
   }
 MSL_COMPARISON(==)
 MSL_COMPARISON(!=)
@@ -213,13 +213,13 @@ MSL_COMPARISON(&&)
 MSL_COMPARISON(||)
 #undef MSL_COMPARISON
 
-#define MSL_PREFIX(op)                                                    \
-  template <class A, class V = vector_of<A>>                              \
-  MSL_INLINE V operator op(const A& a) {                                  \
-    const V value = a;                                                    \
-    V result;                                                             \
-    for (int i = 0; i < size_of<V>; i++) result[i] = op value[i];         \
-    return result;                                                        \
+#define MSL_PREFIX(op)                                            \
+  template <class A, class V = vector_of<A>>                      \
+  MSL_INLINE V operator op(const A& a) {                          \
+    const V value = a;                                            \
+    V result;                                                     \
+    for (int i = 0; i < size_of<V>; i++) result[i] = op value[i]; \
+    return result;                                                \
   }
 MSL_PREFIX(-)
 MSL_PREFIX(~)
@@ -243,12 +243,12 @@ template <class T, int N> struct packed_vec {
 };
 template <class T, int N> struct vector_type<packed_vec<T, N>> : vector_type<vec<T, N>> {};
 
-#define MSL_VECTORS(type)                                                                    \
-  typedef vec<type, 2> type##2;                                                              \
-  typedef vec<type, 3> type##3;                                                              \
-  typedef vec<type, 4> type##4;                                                              \
-  typedef packed_vec<type, 2> packed_##type##2;                                              \
-  typedef packed_vec<type, 3> packed_##type##3;                                              \
+#define MSL_VECTORS(type)                       \
+  typedef vec<type, 2> type##2;                 \
+  typedef vec<type, 3> type##3;                 \
+  typedef vec<type, 4> type##4;                 \
+  typedef packed_vec<type, 2> packed_##type##2; \
+  typedef packed_vec<type, 3> packed_##type##3; \
   typedef packed_vec<type, 4> packed_##type##4;
 MSL_VECTORS(float)
 MSL_VECTORS(half)

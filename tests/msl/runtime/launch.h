@@ -80,8 +80,7 @@ struct Attributes {
       dispatch_threads_per_threadgroup, threadgroups_per_grid, threads_per_grid, grid_size,
       grid_origin;
   uint32_t thread_in_threadgroup_index, lane, simdgroup, simdgroups, dispatch_simdgroups,
-      simd_width, execution_width, thread_in_quadgroup, quadgroup, quadgroups,
-      dispatch_quadgroups;
+      simd_width, execution_width, thread_in_quadgroup, quadgroup, quadgroups, dispatch_quadgroups;
 };
 
 struct Thread {
@@ -122,9 +121,9 @@ inline void record_fault(const char* kind, const char* format, va_list arguments
   if (!running || used < 0 || used >= int(sizeof(launch->fault))) return;
   const Attributes& a = running->attributes;
   snprintf(launch->fault + used, sizeof(launch->fault) - used,
-           " [threadgroup (%u, %u, %u), thread %u: SIMD group %u, lane %u]", a.threadgroup_in_grid.x,
-           a.threadgroup_in_grid.y, a.threadgroup_in_grid.z, running->index, running->simdgroup,
-           running->lane);
+           " [threadgroup (%u, %u, %u), thread %u: SIMD group %u, lane %u]",
+           a.threadgroup_in_grid.x, a.threadgroup_in_grid.y, a.threadgroup_in_grid.z,
+           running->index, running->simdgroup, running->lane);
 }
 // At an instruction.
 __attribute__((format(printf, 3, 4))) inline void fault(const char* kind, uintptr_t pc,

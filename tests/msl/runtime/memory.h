@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "launch.h"
+#include "order.h"
 
 namespace msl {
 
@@ -14,27 +14,6 @@ constexpr unsigned widest_buffer_window = 36, narrowest_buffer_window = 31;  // 
 constexpr size_t variable_window = 128 << 10;
 constexpr size_t variables_span = variable_window * max_variables;
 constexpr size_t page_bytes = 16 << 10;
-
-// When an access happened: the barrier clock of its threadgroup, the thread, and how many others
-// did the same. Zero is never.
-typedef uint32_t Stamp;
-enum class By : uint32_t { thread, simdgroup, threadgroup, atomic };
-constexpr unsigned clock_shift = 12;
-constexpr uint32_t max_clock = (1u << (32 - clock_shift)) - 1;
-inline Stamp make_stamp(uint32_t clock, unsigned thread, By by) {
-  return clock << clock_shift | uint32_t(by) << 10 | thread;
-}
-inline uint32_t clock_of(Stamp stamp) { return stamp >> clock_shift; }
-inline unsigned thread_of(Stamp stamp) { return stamp & 1023; }
-inline By by_of(Stamp stamp) { return By(stamp >> 10 & 3); }
-
-// One byte's last store and last load, and the threadgroup (counted from 1) that made them.
-struct Shadow {
-  Stamp store, load;
-  uint32_t threadgroup;
-};
-
-enum Space { device_space, threadgroup_space, num_spaces };
 
 struct Region {
   const char* name;
@@ -55,13 +34,6 @@ static size_t buffers_span;
 static Region buffers[max_buffers + 1];
 static Region variables[max_variables];
 static size_t threadgroup_bytes;
-
-// Barriers order accesses: everything below a floor is over for the whole threadgroup, or for one
-// SIMD group.
-static uint32_t barrier_clock;
-static uint32_t threadgroup_floor[num_spaces];
-static uint32_t simdgroup_floor[num_spaces][max_threads / simd_width];
-static uint32_t threadgroup_number;
 
 // Only addresses: memory is taken up when a buffer is mapped.
 inline bool reserve_memory() {
@@ -119,8 +91,7 @@ inline void unmap_buffer(unsigned index, Buffer& buffer) {
 
 // Gives a threadgroup variable its place at its first use in a launch.
 inline char* place_variable(unsigned id, const char* name, size_t bytes, uintptr_t pc) {
-  if (id >= max_variables)
-    fault("limit", pc, "more than %u threadgroup variables", max_variables);
+  if (id >= max_variables) fault("limit", pc, "more than %u threadgroup variables", max_variables);
   Region& region = variables[id];
   if (region.begin) return region.begin;
   threadgroup_bytes += (bytes + 15) / 16 * 16;
@@ -147,39 +118,6 @@ inline void forget_variables() {
   threadgroup_bytes = 0;
 }
 
-inline void start_threadgroup_memory() {
-  threadgroup_number++;
-  barrier_clock = 1;
-  for (int space = 0; space < num_spaces; space++) {
-    threadgroup_floor[space] = 0;
-    for (auto& floor : simdgroup_floor[space]) floor = 0;
-  }
-}
-
-// A barrier whose flags name a space orders the accesses to that space.
-inline void order_memory(unsigned mem_flags, Scope scope, unsigned simdgroup) {
-  if (++barrier_clock > max_clock)
-    fault("limit", image_base, "more than %u barriers in one threadgroup", max_clock);
-  const bool names[num_spaces] = {bool(mem_flags & 1), bool(mem_flags & 2)};
-  for (int space = 0; space < num_spaces; space++) {
-    if (!names[space]) continue;
-    if (scope == Scope::threadgroup) threadgroup_floor[space] = barrier_clock;
-    else simdgroup_floor[space][simdgroup] = barrier_clock;
-  }
-}
-
-// Whether the running thread comes after an access that its own threadgroup made.
-inline bool comes_after(Stamp stamp, Space space) {
-  const uint32_t clock = clock_of(stamp);
-  if (clock < threadgroup_floor[space]) return true;
-  const By by = by_of(stamp);
-  if (by == By::threadgroup || by == By::atomic) return false;
-  const unsigned thread = thread_of(stamp);
-  if (by == By::thread && thread == running->index) return true;
-  return thread / simd_width == running->simdgroup &&
-         clock < simdgroup_floor[space][running->simdgroup];
-}
-
 enum class Access { load, store, atomic_load, atomic_store };
 inline bool is_store(Access access) {
   return access == Access::store || access == Access::atomic_store;
@@ -196,8 +134,7 @@ __attribute__((noinline)) inline void race(const Region& region, size_t offset, 
     snprintf(other, sizeof(other), "threadgroup number %u", threadgroup - 1);
   else if (by_of(stamp) == By::thread)
     snprintf(other, sizeof(other), "thread %u", thread_of(stamp));
-  else
-    snprintf(other, sizeof(other), "several threads");
+  else snprintf(other, sizeof(other), "several threads");
   fault("race", pc, "%s byte %zu of `%s`, which %s %s with no barrier between",
         is_store(access) ? "stores" : "loads", offset, region.name, other, earlier);
 }
@@ -209,7 +146,8 @@ inline void touch(Region& region, size_t offset, Access access, uintptr_t pc) {
   if (shadow.threadgroup != threadgroup_number) {
     // Threadgroup memory begins anew; to device memory no other threadgroup is ordered.
     if (!region.is_variable() && !is_atomic(access)) {
-      if (shadow.store) race(region, offset, access, "stored", shadow.store, shadow.threadgroup, pc);
+      if (shadow.store)
+        race(region, offset, access, "stored", shadow.store, shadow.threadgroup, pc);
       if (shadow.load && is_store(access))
         race(region, offset, access, "loaded", shadow.load, shadow.threadgroup, pc);
     }
@@ -238,8 +176,8 @@ inline void touch(Region& region, size_t offset, Access access, uintptr_t pc) {
     } else {
       const bool same_group = by_of(shadow.load) != By::threadgroup &&
                               thread_of(shadow.load) / simd_width == running->simdgroup;
-      shadow.load = make_stamp(barrier_clock, running->index,
-                               same_group ? By::simdgroup : By::threadgroup);
+      shadow.load =
+          make_stamp(barrier_clock, running->index, same_group ? By::simdgroup : By::threadgroup);
     }
   }
 }
@@ -261,7 +199,8 @@ __attribute__((noinline)) inline void outside(uintptr_t address, size_t bytes, A
     if (is_store(access)) fault("write to input", pc, "stores to program-scope memory");
     return;
   }
-  if (address < 4096) fault("out of bounds", pc, "%s %zu bytes through a null pointer", verb, bytes);
+  if (address < 4096)
+    fault("out of bounds", pc, "%s %zu bytes through a null pointer", verb, bytes);
   fault("out of bounds", pc,
         "%s %zu bytes at an address in no buffer or threadgroup variable, nor on its own stack",
         verb, bytes);
