@@ -27,60 +27,23 @@ import mlx.core as mx
 from kernel_bench import counts, report
 from kernel_bench.gather_arms import GatherArms
 from kernel_bench.metal_arms import MetalArms
+from kernel_bench.options import parse
 from kernel_bench.timing import Arm, Clock, gb_per_s, measure, refuse_impossible
-from kernel_bench.workload import ORDERS, Workload, drawn_lens, equal_lens, max_error
+from kernel_bench.workload import MAX_ERROR, ORDERS, Workload, max_error
 from mlx_paged.kernels import metal, tuned
-from mlx_paged.kernels.launch import HEAD_DIMS, DecodeLaunch, DecodeShape, Splits
+from mlx_paged.kernels.launch import DecodeLaunch
 from rich.console import Console
 from rich.progress import track
 
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 COUNTED_TOKENS = 1024
 ON_CPU = Clock(warm_s=0.2, windows=3, window_s=0.2)
 
 console = Console(stderr=True)
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    work = parser.add_argument_group("what is attended over")
-    work.add_argument("--sequences", type=int, default=16)
-    work.add_argument("--tokens", type=int, default=4096, help="cached by each (default 4096)")
-    work.add_argument(
-        "--lengths", type=Path, metavar="FILE", help="draw lengths from [[prompt, answer], ...]"
-    )
-    work.add_argument("--query-heads", type=int, default=12)
-    work.add_argument("--kv-heads", type=int, default=2)
-    work.add_argument("--head-dim", type=int, default=128, choices=HEAD_DIMS)
-    work.add_argument("--dtype", default="float16", choices=DTYPES)
-    work.add_argument("--seed", type=int, default=0)
-    work.add_argument("--block-sizes", type=int, nargs="+", default=BLOCK_SIZES, metavar="N")
-    launch = parser.add_argument_group("launch choices, each by default what suits chip and shape")
-    launch.add_argument("--heads", type=int, help="query heads of a SIMD group, sharing its loads")
-    launch.add_argument("--lanes", type=int, help="lanes that share a row: 4, 8, 16 or 32")
-    launch.add_argument("--keys", type=int, help="rows that a lane holds at once")
-    launch.add_argument("--slices", type=int, help="SIMD groups that divide a split's tokens")
-    launch.add_argument("--split-tokens", type=int, help="tokens of one threadgroup")
-    output = parser.add_argument_group("output")
-    output.add_argument("--sweep", action="store_true", help="measure the launch choices instead")
-    output.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="rows as JSON, to stdout if no FILE"
-    )
-    output.add_argument("--plot", type=Path, metavar="FILE", help="times by block size, a picture")
-    output.add_argument("--no-times", action="store_true", help="error and counted bytes alone")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
-    shape = DecodeShape(
-        options.query_heads, options.kv_heads, options.head_dim, DTYPES[options.dtype]
-    )
-    workload = Workload(shape, lens(options), options.seed)
-    launch = chosen_launch(options, shape)
+    parsed = parse(argv, __doc__ or "")
+    options, workload, launch = parsed.options, parsed.workload, parsed.launch
     if options.sweep:
         return sweep(workload)
     console.print(f"{describe(workload)}; {launch}", soft_wrap=True)
@@ -91,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         "machine": machine(),
         "sequences": len(workload.lens),
         "cached_tokens": sum(workload.lens),
-        "shape": str(shape),
+        "shape": str(workload.shape),
         "launch": launch.to_dict(),
         "rows": rows,
     }
@@ -100,28 +63,11 @@ def main(argv: list[str] | None = None) -> int:
         result["contiguous"] = add_times(rows, workload, launch)
     result["counted"] = add_counts(rows, workload.reduced(COUNTED_TOKENS), launch)
     show(result, options)
+    bound = MAX_ERROR[workload.shape.dtype]
+    if any(not row.get("max_error", 0) <= bound for row in rows):
+        console.print(f"wrong results: an error is above {bound:g}, and no time counts")
+        return 1
     return 0
-
-
-def lens(options: argparse.Namespace) -> tuple[int, ...]:
-    if options.lengths is None:
-        return equal_lens(options.sequences, options.tokens)
-    return drawn_lens(options.lengths, options.sequences, options.seed)
-
-
-def chosen_launch(options: argparse.Namespace, shape: DecodeShape) -> DecodeLaunch:
-    """The default launch, but for what the options say."""
-    choices = {
-        name: value
-        for name in ("heads", "lanes", "keys", "slices")
-        if (value := getattr(options, name)) is not None
-    }
-    tokens = options.split_tokens
-    if tokens is not None:
-        choices["splits"] = Splits(tokens, tokens, 1)
-    launch = replace(tuned.choose(shape), **choices)
-    launch.check(shape.head_dim)
-    return launch
 
 
 def metal_times(

@@ -119,6 +119,35 @@ def test_a_sweep_without_metal_says_where_to_run_it(
     assert "run this on the Mac" in " ".join(capsys.readouterr().err.split())
 
 
+@requires_compiler
+def test_wrong_results_fail_the_measurement(
+    quick: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kernel_bench.counts.max_error", lambda *_: float("nan"))
+    assert quick.main([*SMALL, "--no-times"]) == 1
+    assert "wrong results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kv-heads", "5"], "12 query heads can't share 5 KV heads"),
+        (["--lanes", "12"], "shared by [4, 8, 16, 32] lanes, not 12"),
+        (["--tokens", "0"], "0 is not at least 1"),
+        (["--block-sizes", "512"], "512 is over 256 tokens"),
+        (["--lengths", "nowhere.json"], "nowhere.json"),
+        (["--plot", "a.png", "--no-times"], "--no-times leaves them out"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_named(
+    options: list[str], message: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main(options)
+    assert message in capsys.readouterr().err
+
+
 def test_rates_beyond_any_memory_are_refused(script: ModuleType) -> None:
     from kernel_bench.timing import refuse_impossible
 

@@ -6,16 +6,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-import mlx.core as mx
 from mlx_paged.kernels.defaults import default_launch, num_cores
 from mlx_paged.kernels.launch import DecodeLaunch, DecodeShape, Splits
 
 from .metal_arms import MetalArms
 from .timing import Arm, Clock, gb_per_s, measure
-from .workload import Workload, max_error
+from .workload import MAX_ERROR, Workload, max_error
 
 BLOCK_SIZE = 16
-MAX_ERROR = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 # Beyond this many live floats kernels spilled in every published measurement.
 MAX_LIVE_FLOATS = 112
