@@ -9,7 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from msl import Executor, Kernel, KernelFault
+from msl import NO_COMPILER, Executor, Kernel, KernelFault, find_compiler
+
+if find_compiler() is None:
+    pytest.skip(NO_COMPILER, allow_module_level=True)
 
 Outputs = Mapping[str, tuple[Sequence[int], mx.Dtype]]
 Array = np.ndarray[Any, Any]
