@@ -10,10 +10,14 @@ import pytest
 from greedy import ours_of, paged_greedy
 from kernel_cases import EXECUTOR, Recording, requires_compiler
 from mlx_paged.kernels import metal
+from tiny_engine import run
 from tiny_models import VOCAB_SIZE, tiny_config, tiny_model
 
 from mlx_paged.blocks import Sequence
 from mlx_paged.cache import KVPool, step
+from mlx_paged.engine.engine import Engine
+from mlx_paged.engine.options import EngineOptions
+from mlx_paged.engine.params import SamplingParams
 
 pytestmark = requires_compiler
 
@@ -59,3 +63,17 @@ def test_one_batch_decodes_some_sequences_and_prefills_others(qwen2, recording: 
         logits[path] = step(qwen2, pool, sequences, [1, 1, 30], attention=path)
     assert "merge" in recording.reports, "140 tokens take two splits"
     assert mx.allclose(logits["metal"], logits["gather"], atol=1e-4)
+
+
+def test_an_engine_that_shares_forks_and_preempts_answers_alike(qwen2, recording) -> None:
+    shared = prompts(9)[0]
+    texts = [shared, [*shared, 3, 4], *prompts(21, 2, 30)]
+    params = SamplingParams(temperature=0.8, n=2, max_tokens=8, seed=5)
+    answers = {}
+    for path in ("metal", "gather"):
+        options = EngineOptions(block_size=4, num_blocks=32, attention=path)
+        engine = Engine(qwen2, None, options)
+        answers[path] = run(engine, texts, params)
+        assert engine.stats().num_preemptions > 0
+    assert "decode_paged" in recording.reports
+    assert answers["metal"] == answers["gather"]
