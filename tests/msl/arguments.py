@@ -62,7 +62,7 @@ def output_buffer(
         poison = np.full(num_bytes, 0xFF, np.uint8)  # NaN in every floating type
         return Buffer(name, poison, OUTPUT, written)
     filled = mx.full(tuple(shape), init_value, dtype)
-    return Buffer(name, bytes_of(filled), INITIALISED_OUTPUT, written)
+    return Buffer(name, bytes_of(filled).copy(), INITIALISED_OUTPUT, written)
 
 
 def result(buffer: Buffer, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
@@ -78,8 +78,8 @@ def result(buffer: Buffer, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 
 def bytes_of(array: mx.array) -> Bytes:
-    """A copy, in row-contiguous order."""
-    return np.array(array.reshape(-1).view(mx.uint8), dtype=np.uint8, copy=True)
+    """In row-contiguous order; the array's own where it is in that order."""
+    return np.asarray(array.reshape(-1).view(mx.uint8))
 
 
 def _written_bytes(array: mx.array) -> Bytes | None:

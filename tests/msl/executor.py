@@ -105,7 +105,7 @@ class Kernel:
         arrays = [value if isinstance(value, mx.array) else mx.array(value) for value in inputs]
         mx.eval(arrays)
         self._require_limits(grid, threadgroup)
-        source = self._generate(arrays, output_shapes, output_dtypes, template)
+        source = self._generate(arrays, output_shapes, output_dtypes, template, stream)
         self._require_no_copies(arrays)
         if verbose:
             print(source.text)
@@ -181,13 +181,16 @@ class Kernel:
         output_shapes: Sequence[Sequence[int]],
         output_dtypes: Sequence[mx.Dtype],
         template: Template | None,
+        stream: Any = None,
     ) -> Source:
         """MLX's text, which depends on the inputs' types and on which of them are small."""
         passing = tuple((str(a.dtype), min(a.ndim, 1), a.size < 8) for a in arrays)
         shapes = len(output_shapes), tuple(map(str, output_dtypes))
-        key = passing, shapes, str(template)
+        call = {} if template is None else {"template": template}
+        if stream is not None:
+            call["stream"] = stream
+        key = passing, shapes, str(call)
         if key not in self._sources:
-            call: dict[str, Any] = {} if template is None else {"template": template}
             printed = generate(
                 self.traced, arrays, output_shapes=output_shapes, output_dtypes=output_dtypes,
                 grid=(1, 1, 1), threadgroup=(1, 1, 1), **call,

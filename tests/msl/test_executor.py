@@ -199,6 +199,9 @@ def test_what_mlx_refuses_is_refused() -> None:
     with pytest.raises(ValueError, match="size"):
         kernel(inputs=[], output_shapes=[(32,)], output_dtypes=[mx.float32], grid=(32, 1, 1),
                threadgroup=(32, 1, 1))  # fmt: skip
+    with pytest.raises(ValueError, match="Only supports the GPU"):
+        kernel(inputs=[mx.zeros((32,))], output_shapes=[(32,)], output_dtypes=[mx.float32],
+               grid=(32, 1, 1), threadgroup=(32, 1, 1), stream=mx.cpu)  # fmt: skip
     with pytest.raises(ValueError, match="at least one output"):
         metal_kernel("none", [], [], "")
 

@@ -114,39 +114,43 @@ inline void enter_scheduler() {
 inline unsigned line_of(Site site) { return unsigned(site >> 32); }
 
 // The first fault of a launch ends it. "#12" in the text stands for line 12 of the kernel's text.
-inline void record_fault(const char* kind, const char* format, va_list arguments) {
+inline void record_fault(const char* kind, uintptr_t pc, unsigned line, const char* format,
+                         va_list arguments) {
   if (launch->fault_kind) return;
   launch->fault_kind = kind;
-  int used = vsnprintf(launch->fault, sizeof(launch->fault), format, arguments);
+  launch->fault_pc = in_image(pc);
+  launch->fault_line = line;
+  const int used = vsnprintf(launch->fault, sizeof(launch->fault), format, arguments);
   if (!running || used < 0 || used >= int(sizeof(launch->fault))) return;
-  const Attributes& a = running->attributes;
+  const Position& threadgroup = running->attributes.threadgroup_in_grid;
   snprintf(launch->fault + used, sizeof(launch->fault) - used,
-           " [threadgroup (%u, %u, %u), thread %u: SIMD group %u, lane %u]",
-           a.threadgroup_in_grid.x, a.threadgroup_in_grid.y, a.threadgroup_in_grid.z,
-           running->index, running->simdgroup, running->lane);
+           " [threadgroup (%u, %u, %u), thread %u: SIMD group %u, lane %u]", threadgroup.x,
+           threadgroup.y, threadgroup.z, running->index, running->simdgroup, running->lane);
 }
-// At an instruction.
+
+// A thread at fault never runs on. Where the runtime itself finds a fault, it returns and stops.
+inline void abandon_thread() {
+  while (running) enter_scheduler();
+}
+
 __attribute__((format(printf, 3, 4))) inline void fault(const char* kind, uintptr_t pc,
                                                         const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  record_fault(kind, format, arguments);
+  record_fault(kind, pc, 0, format, arguments);
   va_end(arguments);
-  launch->fault_pc = in_image(pc);
-  if (running)
-    for (;;) enter_scheduler();
+  abandon_thread();
 }
-// Where a thread waits.
+
+// At the line where `thread` waits.
 __attribute__((format(printf, 3, 4))) inline void fault_at_wait(const char* kind,
                                                                 const Thread& thread,
                                                                 const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  record_fault(kind, format, arguments);
+  record_fault(kind, thread.pc, line_of(thread.site), format, arguments);
   va_end(arguments);
-  launch->fault_line = line_of(thread.site);
-  if (running)
-    for (;;) enter_scheduler();
+  abandon_thread();
 }
 
 }  // namespace msl
