@@ -4,15 +4,15 @@
 // One thread per vector (grid: vectors of a row, tokens, sequence x KV head).
 
 const int i = thread_position_in_grid.x;
-const int token = thread_position_in_grid.y;
+const uint token = thread_position_in_grid.y;
 const int seq = thread_position_in_grid.z / KV_HEADS;
 const int kv_head = thread_position_in_grid.z % KV_HEADS;
-if (token >= TOKENS) {
+if (token >= uint(TOKENS)) {
     return;
 }
 vec<T, 4> key = vec<T, 4>(T(0));
 vec<T, 4> value = vec<T, 4>(T(0));
-if (token < context_lens[seq]) {
+if (token < uint(context_lens[seq])) {
 #if PAGED
     const int block = block_tables[seq * block_tables_strides[0] + token / BLOCK];
     const int slot = token % BLOCK;

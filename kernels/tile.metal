@@ -22,8 +22,9 @@ struct Tile {
             valid[j] = WHOLE || token < end;
             // Past the end nothing is read: the table may hold anything there, a slot NaN.
 #if PAGED
-            const int block = valid[j] ? blocks[token / BLOCK] : 0;
-            const int slot = token % BLOCK;
+            // Unsigned, so that powers of two become a shift and a mask.
+            const int block = valid[j] ? blocks[uint(token) / BLOCK] : 0;
+            const int slot = uint(token) % BLOCK;
 #else
             const int block = blocks;
             const int slot = token;
