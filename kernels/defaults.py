@@ -24,7 +24,7 @@ SIMDGROUPS = 4
 CORES = {"p": 6, "g": 16, "s": 32, "d": 64}
 
 # A partial result is written and read once in float, and should be small beside K and V.
-MAX_PARTIAL_TRAFFIC = 1 / 20
+MAX_PARTIAL_TRAFFIC = 1 / 16
 # Found best on an M1 Pro (vllm-metal, paged_ops.cpp): beyond it partial results are cheap anyway,
 # and many splits balance the cores.
 SPLIT_TOKENS = 512
