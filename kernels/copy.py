@@ -9,7 +9,7 @@ from .metal import Kernel
 _VECTOR = 4  # elements, as in the decode kernel
 _THREADS = 256
 _OUTPUTS = ("keys", "values")
-_PAGED = Kernel(
+PAGED = Kernel(
     "copy_paged",
     "copy.metal",
     ("key_pool", "value_pool", "context_lens", "block_tables"),
@@ -17,7 +17,7 @@ _PAGED = Kernel(
     ("paging.metal",),
     ("PAGED",),
 )
-_CONTIGUOUS = Kernel(
+CONTIGUOUS = Kernel(
     "copy", "copy.metal", ("key_pool", "value_pool", "context_lens"), _OUTPUTS, ("paging.metal",)
 )
 
@@ -35,14 +35,14 @@ def paged_copy(
     Pools are row contiguous [blocks, KV heads, block_size, head_dim], tables and lengths int32.
     """
     inputs = [key_pool, value_pool, context_lens, block_tables]
-    return _copy(_PAGED, inputs, max_context_len)
+    return _copy(PAGED, inputs, max_context_len)
 
 
 def contiguous_copy(
     keys: mx.array, values: mx.array, context_lens: mx.array, *, max_context_len: int
 ) -> tuple[mx.array, mx.array]:
     """The same from contiguous [sequences, KV heads, capacity, head_dim], without a table."""
-    return _copy(_CONTIGUOUS, [keys, values, context_lens], max_context_len)
+    return _copy(CONTIGUOUS, [keys, values, context_lens], max_context_len)
 
 
 def _copy(

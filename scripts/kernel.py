@@ -3,7 +3,7 @@
     python scripts/kernel.py                      # 16 x 4,096 tokens, Qwen2.5-1.5B's heads
     python scripts/kernel.py --plot kernel.png --json kernel.json
     python scripts/kernel.py --sweep              # on a Mac: find this chip's best launch, keep it
-    python scripts/kernel.py --lengths lens.json  # lengths drawn from [[prompt, answer], ...]
+    python scripts/kernel.py --lengths scripts/data/sharegpt.json
 
 On a Mac the decode kernel and a plain copy are timed against their contiguous variants, and MLX's
 own attention beside them. Elsewhere nothing about Metal can be timed: then the gather path's times

@@ -12,12 +12,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from kernel_cases import SMALL_SPLITS, Case
-from mlx_paged.kernels import decode, metal, tuned
-from mlx_paged.kernels.copy import _CONTIGUOUS, _PAGED
+from mlx_paged.kernels import copy, decode, metal, tuned
 from mlx_paged.kernels.defaults import REGISTER_BUDGET, default_launch
 from mlx_paged.kernels.launch import DTYPES, HEAD_DIMS, DecodeLaunch, DecodeShape
 
-KERNELS = [*decode.DECODE.values(), decode.MERGE, _PAGED, _CONTIGUOUS]
+KERNELS = [*decode.DECODE.values(), decode.MERGE, copy.PAGED, copy.CONTIGUOUS]
 SHAPE = DecodeShape(12, 2, 128, mx.float16)
 
 

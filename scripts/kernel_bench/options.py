@@ -39,7 +39,7 @@ def parse(argv: list[str] | None, description: str) -> Parsed:
         shape = _shape(options)
         workload = Workload(shape, _lens(options), options.seed)
         return Parsed(options, workload, _launch(options, shape))
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
 
 
@@ -62,7 +62,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         "--lengths",
         type=Path,
         metavar="FILE",
-        help="a JSON list of [prompt, answer] tokens: lengths of such requests at a random step",
+        help="a JSON list of [prompt, answer] tokens: sequences are such requests at a random step",
     )
     work.add_argument(
         "--block-sizes",
