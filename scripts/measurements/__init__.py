@@ -1,0 +1,1 @@
+"""What the measuring scripts share: lengths, reservations, allocators, simulations, reports."""
