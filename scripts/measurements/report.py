@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 # Told apart in greyscale too: each with a dash pattern, a marker and a hatch of its own.
 LINES = (
@@ -58,9 +59,9 @@ def run(main: Callable[[], Any]) -> None:
         sys.exit(130)
 
 
-def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Group:
     """The first column is text, all others numbers. An empty row becomes a line."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table()
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
     for row in rows:
@@ -68,7 +69,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
             table.add_row(*map(str, row))
         else:
             table.add_section()
-    return table
+    return Group(Text(title, style="bold"), table)
 
 
 def show(*renderables: Any) -> None:
