@@ -27,10 +27,14 @@ SMALL_SPLITS = Splits(smallest=8, largest=32, enough=3)
 PARTIAL_OUTPUTS = ("partial_out", "partial_stats")
 EXECUTOR = msl.Executor(may_leave_unwritten=PARTIAL_OUTPUTS)
 
-requires_compiler = pytest.mark.skipif(msl.find_compiler() is None, reason=msl.NO_COMPILER)
-
 # What a block table may hold past a sequence's blocks.
 GARBAGE = (-1, 2**31 - 1, -(2**31), 10**6)
+
+
+def require_compiler() -> None:
+    """Skip the test or module that asks, unless the executor finds a compiler."""
+    if msl.find_compiler() is None:
+        pytest.skip(msl.NO_COMPILER, allow_module_level=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from kernel_cases import (
     Case,
     Factory,
     bits,
-    requires_compiler,
+    require_compiler,
     run_header,
 )
 from kernel_checks import CHECKS, Check
@@ -31,7 +31,8 @@ def metal_kernel() -> Iterator[Factory]:
         yield EXECUTOR.metal_kernel
 
 
-pytestmark = requires_compiler
+require_compiler()
+
 BLOCK_SIZES = (1, 2, 7, 8, 16, 32, 64, 100, 256)
 GROUP_SIZES = (1, 3, 6, 7, 8)
 CORES = 10

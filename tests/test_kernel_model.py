@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from greedy import ours_of, paged_greedy
-from kernel_cases import EXECUTOR, Recording, requires_compiler
+from kernel_cases import EXECUTOR, Recording, require_compiler
 from mlx_paged.kernels import metal
 from tiny_engine import run
 from tiny_models import VOCAB_SIZE, tiny_config, tiny_model
@@ -19,7 +19,7 @@ from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
 
-pytestmark = requires_compiler
+require_compiler()
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from kernel_cases import requires_compiler
+from kernel_cases import require_compiler
 from mlx_paged.kernels import metal
 from msl.mutants import MUTANTS, Mutant, caught_by, main
 
-pytestmark = requires_compiler
+require_compiler()
 
 
 def test_there_are_many_and_each_is_another() -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 import mlx.core as mx
 import numpy as np
 import pytest
-from kernel_cases import EXECUTOR, requires_compiler
+from kernel_cases import EXECUTOR, require_compiler
 from mlx_paged.kernels import metal, tuned
 from mlx_paged.kernels.launch import DecodeShape
 
@@ -46,10 +46,10 @@ def rows_of(text: str) -> list[dict[str, object]]:
     return json.loads(text)["rows"]
 
 
-@requires_compiler
 def test_without_metal_there_are_real_gather_times_and_counts(
     quick: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    require_compiler()
     plot = tmp_path / "kernel.png"
     assert quick.main([*SMALL, "--json", "--plot", str(plot)]) == 0
     captured = capsys.readouterr()
@@ -66,19 +66,19 @@ def test_without_metal_there_are_real_gather_times_and_counts(
     assert plot.stat().st_size > 0
 
 
-@requires_compiler
 def test_heads_that_share_no_load_show_in_the_count(
     quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    require_compiler()
     assert quick.main([*SMALL, "--no-times", "--json", "--heads", "1"]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert {row["kv_bytes_loaded_over_needed"] for row in rows} == {6}
 
 
-@requires_compiler
 def test_a_mac_gets_kernel_times_beside_the_contiguous_cache(
     quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    require_compiler()
     with metal.using(EXECUTOR.metal_kernel):
         assert quick.main([*SMALL, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -90,10 +90,10 @@ def test_a_mac_gets_kernel_times_beside_the_contiguous_cache(
     assert len(result["contiguous"]) == 3
 
 
-@requires_compiler
 def test_a_sweep_keeps_the_fastest_launch(
     quick: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    require_compiler()
     from kernel_bench import sweep
 
     shape = DecodeShape(12, 2, 128, mx.float16)
@@ -119,10 +119,10 @@ def test_a_sweep_without_metal_says_where_to_run_it(
     assert "run this on the Mac" in " ".join(capsys.readouterr().err.split())
 
 
-@requires_compiler
 def test_wrong_results_fail_the_measurement(
     quick: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    require_compiler()
     monkeypatch.setattr("kernel_bench.counts.max_error", lambda *_: float("nan"))
     assert quick.main([*SMALL, "--no-times"]) == 1
     assert "wrong results" in capsys.readouterr().err

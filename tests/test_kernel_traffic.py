@@ -14,14 +14,15 @@ from kernel_cases import (
     Case,
     Recording,
     as_floats,
-    requires_compiler,
+    require_compiler,
 )
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.copy import contiguous_copy, paged_copy
 from mlx_paged.kernels.defaults import default_launch
 from mlx_paged.kernels.launch import HEAD_DIMS, DecodeLaunch
 
-pytestmark = requires_compiler
+require_compiler()
+
 INT_BYTES = 4
 FLOAT_BYTES = 4
 

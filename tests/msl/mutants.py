@@ -21,6 +21,8 @@ from kernel_cases import EXECUTOR, Factory
 from kernel_checks import what_is_wrong
 from mlx_paged.kernels import metal
 
+from msl import NO_COMPILER, find_compiler
+
 LIST = Path(__file__).with_name("kernel_mutants.diff")
 
 
@@ -87,6 +89,9 @@ def caught_by(mutant: Mutant) -> str | None:
 
 
 def main(files: list[str]) -> int:
+    if find_compiler() is None:
+        print(NO_COMPILER)
+        return 1
     wrong = what_is_wrong()
     if wrong:
         print(f"the kernels as they are don't pass: {wrong}")
