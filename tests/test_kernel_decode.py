@@ -24,14 +24,14 @@ from mlx_paged.kernels import metal
 from mlx_paged.kernels.defaults import default_launch
 from mlx_paged.kernels.launch import DTYPES, HEAD_DIMS, DecodeLaunch, Splits
 
+require_compiler()
+
 
 @pytest.fixture(autouse=True)
 def metal_kernel() -> Iterator[Factory]:
     with metal.using(EXECUTOR.metal_kernel):
         yield EXECUTOR.metal_kernel
 
-
-require_compiler()
 
 BLOCK_SIZES = (1, 2, 7, 8, 16, 32, 64, 100, 256)
 GROUP_SIZES = (1, 3, 6, 7, 8)

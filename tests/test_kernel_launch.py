@@ -59,7 +59,9 @@ def test_a_factory_is_replaced_in_its_block_alone(launches: Launches) -> None:
     other = Launches()
     with metal.using(other):
         Case(lens=(5,)).attend()
-    assert (len(launches.made), len(other.made)) == (1, 1)
+    assert (len(launches.run), len(other.run)) == (1, 1)
+    Case(lens=(5,)).attend()
+    assert (len(launches.run), len(other.run)) == (2, 1)
 
 
 def test_a_kernel_is_made_once_and_launched_often(launches: Launches) -> None:
@@ -144,7 +146,7 @@ def test_the_kernels_need_few_buffers() -> None:
         ({"launch": launch_of(lanes=12)}, "not 12"),
         ({"launch": launch_of(keys=0)}, "at least 1"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_the_kernel_does_not_take_is_refused(
     changes: dict[str, Any], message: str, launches: Launches
@@ -170,6 +172,24 @@ def test_default_launches_keep_to_the_register_budget(head_dim: int, dtype: mx.D
         assert launch.num_threads(group_size) <= 256
         heads = launch.heads * launch.row_loads(group_size)
         assert group_size <= heads < group_size + launch.heads * launch.head_groups(group_size)
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "lanes", "keys"),
+    [
+        (DecodeShape(12, 2, 128, mx.float16), 6, 32, 2),  # Qwen2.5-1.5B: all heads of a group
+        (DecodeShape(32, 8, 128, mx.bfloat16), 4, 32, 4),  # Llama-3-8B
+        (DecodeShape(16, 2, 128, mx.bfloat16), 4, 32, 4),  # 8 heads a group spilled in MLX
+        (DecodeShape(16, 2, 64, mx.bfloat16), 8, 32, 4),  # and were best with narrower rows
+        (DecodeShape(32, 32, 128, mx.bfloat16), 1, 8, 2),  # one head: few lanes, many rows
+    ],
+    ids=str,
+)
+def test_default_launches_share_what_registers_hold(
+    shape: DecodeShape, heads: int, lanes: int, keys: int
+) -> None:
+    launch = default_launch(shape, cores=16)
+    assert (launch.heads, launch.lanes, launch.keys) == (heads, lanes, keys)
 
 
 def test_default_splits_fill_the_chip_with_one_sequence_and_keep_partials_small() -> None:
