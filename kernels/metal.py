@@ -112,7 +112,7 @@ class Launch:
     arguments: dict[str, Any]
 
     def __call__(self, *inputs: mx.array) -> list[mx.array]:
-        return _compiled(_factory, self.kernel)(inputs=inputs, **self.arguments)
+        return _compiled(_factory, self.kernel)(inputs=list(inputs), **self.arguments)
 
 
 def check_limits(name: str, threads: Dims, threadgroup_bytes: int, num_buffers: int) -> None:

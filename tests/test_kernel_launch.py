@@ -81,6 +81,19 @@ def test_inputs_are_never_copied(launches: Launches) -> None:
     assert {made["ensure_row_contiguous"] for made in launches.made} == {False}
 
 
+@pytest.mark.parametrize("length", [5, 500])
+def test_mlx_itself_takes_the_launches(length: int, tmp_path: Path) -> None:
+    """Without Metal too, as long as the kernel is only recorded."""
+    case = Case(lens=(length,))
+    arrays = case.queries, case.pool(case.keys), case.pool(case.values), case.tables
+
+    def attend(queries: mx.array, keys: mx.array, values: mx.array, tables: mx.array) -> mx.array:
+        return case.attend(queries=queries, key_pool=keys, value_pool=values, block_tables=tables)
+
+    mx.export_function(str(tmp_path / "attend.mlxfn"), attend, *arrays)
+    assert (tmp_path / "attend.mlxfn").stat().st_size > 0
+
+
 def test_a_strided_pool_is_refused_where_its_strides_are_known() -> None:
     pool = mx.zeros((3, 2, 4, 8), mx.bfloat16)
     metal.require_row_contiguous("key_pool", pool)
