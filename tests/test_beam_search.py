@@ -97,6 +97,15 @@ def test_beams_that_end_early_equal_those_over_contiguous_caches(early_stopping,
     assert "stop" in reasons
 
 
+@pytest.mark.parametrize("seed", [1, 5, 9])
+def test_the_search_goes_on_while_a_longer_answer_could_still_win(seed):
+    """Prompts with which a bound at the present length would end the search too soon."""
+    ends = tuple(range(0, 260, 2))
+    params = BeamSearchParams(beam_width=3, max_tokens=10)
+    [prompt] = make_prompts(1, max_length=8, seed=seed)
+    assert_same(search(prompt, params, ends), reference(prompt, params, ends), 1.0)
+
+
 def test_a_single_beam_is_greedy():
     prompt = [1, 2, 3]
     params = BeamSearchParams(beam_width=1, max_tokens=12)

@@ -1,12 +1,18 @@
 """Many requests in one pool answer as each would alone over a contiguous cache."""
 
+import random
+
 import mlx.core as mx
 import pytest
 from tiny_engine import GREEDY, finish, make_engine, make_prompts, mlx_lm_answer, paged_model, run
 
+from mlx_paged.blocks import BlockPool, Sequence
+from mlx_paged.cache import Batch
+from mlx_paged.engine.block_tables import BlockTables
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
+from mlx_paged.engine.request import Request, Sample
 
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=7, max_tokens=12)
 
@@ -191,6 +197,43 @@ def test_what_can_never_run_is_refused_on_arrival(prompt, params, message):
         engine.add_request("bad", prompt, params)
     assert not engine.has_work() and not engine.requests
     assert run(engine, [[1, 2]]) == [[mlx_lm_answer([1, 2], 12)]]
+
+
+def test_a_prompt_whose_last_chunk_is_one_token():
+    """It decodes in the next step, but drew nothing in this one."""
+    prompts = [[3], list(range(8)), list(range(9)), list(range(20, 35))]
+    engine = make_engine(max_num_batched_tokens=8, max_num_seqs=8)
+    assert run(engine, prompts) == [[mlx_lm_answer(prompt, 12)] for prompt in prompts]
+    assert run(make_engine(max_num_batched_tokens=8, max_num_seqs=8), [prompts[2]]) == (
+        [[mlx_lm_answer(prompts[2], 12)]]
+    )
+
+
+def test_kept_block_tables_are_those_made_anew():
+    rng = random.Random(0)
+    pool = BlockPool(400, 4)
+    tables = BlockTables(4)
+    samples = []
+    for _ in range(60):
+        if not samples or rng.random() < 0.2:
+            request = Request(str(len(samples)), [1] * rng.randrange(1, 9), GREEDY, 50)
+            samples = [*samples, Sample(request, 0, Sequence(pool, request.prompt_token_ids), None)]
+        if rng.random() < 0.1:
+            samples = rng.sample(samples, len(samples) - 1) or samples
+        if rng.random() < 0.1:
+            other = rng.choice(samples).sequence
+            other.free()
+            tables.forget()
+        for sample in samples:
+            sample.num_scheduled_tokens = 1
+            sample.sequence.reserve(1)
+        batch = tables.batch(samples)
+        rows = [(s.sequence.block_table, s.sequence.num_cached_tokens, 1) for s in samples]
+        anew = Batch.of(rows, 4)
+        assert batch.tables.tolist() == anew.tables.tolist()
+        assert batch.num_cached.tolist() == anew.num_cached.tolist()
+        for sample in samples:
+            sample.sequence.num_cached_tokens += 1
 
 
 def test_one_id_names_one_request():

@@ -99,7 +99,7 @@ def test_a_block_per_running_sequence_is_kept_back_from_newcomers():
 
 
 def test_identical_prompts_that_arrive_together_are_computed_once():
-    engine = SimulatedEngine(64, 4, "hash", max_num_batched_tokens=16, max_num_seqs=16)
+    engine = SimulatedEngine(128, 4, "hash", max_num_batched_tokens=512, max_num_seqs=16)
     prompt = [1, 2, 3, 3, 2, 1, 1] * 5
     for _ in range(8):
         engine.add(prompt, max_tokens=3)
@@ -113,8 +113,9 @@ def test_identical_prompts_that_arrive_together_are_computed_once():
 def test_who_shares_nothing_does_not_wait_for_a_prefix_being_computed():
     engine = SimulatedEngine(64, 4, "hash", max_num_batched_tokens=64, max_num_seqs=16)
     a, twin, other = engine.add([1] * 9), engine.add([1] * 9), engine.add([2] * 9)
+    stranger = engine.add([1] * 9, salt="not to be shared with a")
     plan = engine.step()
-    assert {s.request for s in plan.samples} == {a, other}
+    assert {s.request for s in plan.samples} == {a, other, stranger}
     plan = engine.step()
     assert twin.samples[0] in plan.samples and twin.metrics.num_cached_tokens == 8
 

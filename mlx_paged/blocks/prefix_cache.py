@@ -73,7 +73,7 @@ class PrefixCache:
             pool.revive(block_id)
         sequence.block_table += match.block_ids
         sequence.num_cached_tokens = match.num_tokens(pool.block_size)
-        chain.num_published = len(match.block_ids)
+        chain.num_published, chain.node = len(match.block_ids), None
         self._count(sequence)
         if match.partial is None:
             return []

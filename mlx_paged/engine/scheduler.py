@@ -248,7 +248,8 @@ class Scheduler:
         if self.prefix_cache:
             self.prefix_cache.index.check_integrity()
         for sample in self.waiting:
-            if sample.sequence.block_table or sample.is_running:
+            num_published = sample.chain.num_published if sample.chain else 0
+            if sample.sequence.block_table or sample.is_running or num_published:
                 raise RuntimeError(f"{sample} is waiting and holds blocks")
         for sample in self.running:
             self._check_writable(sample.sequence)
