@@ -19,13 +19,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
-from mlx_paged.models import qwen2
 from same import mlx_lm_model
 
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.loader import load
+from mlx_paged.models import qwen2
 
 # Prompt and answer tokens of 64 ShareGPT conversations.
 LENGTHS = [

@@ -30,10 +30,11 @@ from kernel_bench.metal_arms import MetalArms
 from kernel_bench.options import parse
 from kernel_bench.timing import Arm, Clock, gb_per_s, measure, refuse_impossible
 from kernel_bench.workload import MAX_ERROR, ORDERS, Workload, max_error
-from mlx_paged.kernels import metal, tuned
-from mlx_paged.kernels.launch import DecodeLaunch
 from rich.console import Console
 from rich.progress import track
+
+from mlx_paged.kernels import metal, tuned
+from mlx_paged.kernels.launch import DecodeLaunch
 
 COUNTED_TOKENS = 1024
 ON_CPU = Clock(warm_s=0.2, windows=3, window_s=0.2)

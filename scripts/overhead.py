@@ -18,7 +18,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_paged.models import qwen2
 
 from mlx_paged.blocks import BlockPool, Sequence
 from mlx_paged.blocks.prefix import HashIndex
@@ -26,6 +25,7 @@ from mlx_paged.blocks.prefix_cache import PrefixCache
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
+from mlx_paged.models import qwen2
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 1000

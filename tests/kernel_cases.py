@@ -12,6 +12,7 @@ import msl
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from mlx_paged.kernels import contiguous_decode_attention, metal, paged_decode_attention
 from mlx_paged.kernels.launch import DecodeLaunch, DecodeShape, Splits
 

@@ -19,6 +19,7 @@ from kernel_cases import (
     bits,
     run_header,
 )
+
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.copy import contiguous_copy, paged_copy
 from mlx_paged.kernels.launch import DecodeLaunch, Splits

@@ -20,6 +20,7 @@ from kernel_cases import (
     run_header,
 )
 from kernel_checks import CHECKS, Check
+
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.defaults import default_launch
 from mlx_paged.kernels.launch import DTYPES, HEAD_DIMS, DecodeLaunch, Splits

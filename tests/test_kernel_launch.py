@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from kernel_cases import SMALL_SPLITS, Case
+
 from mlx_paged.kernels import copy, decode, metal, tuned
 from mlx_paged.kernels.defaults import REGISTER_BUDGET, default_launch
 from mlx_paged.kernels.launch import DTYPES, HEAD_DIMS, DecodeLaunch, DecodeShape

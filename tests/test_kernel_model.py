@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from greedy import ours_of, paged_greedy
 from kernel_cases import EXECUTOR, Recording, require_compiler
-from mlx_paged.kernels import metal
 from tiny_engine import run
 from tiny_models import VOCAB_SIZE, tiny_config, tiny_model
 
@@ -18,6 +17,7 @@ from mlx_paged.cache import KVPool, step
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
+from mlx_paged.kernels import metal
 
 require_compiler()
 

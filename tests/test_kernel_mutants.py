@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from kernel_cases import require_compiler
-from mlx_paged.kernels import metal
 from msl.mutants import MUTANTS, Mutant, caught_by, main
+
+from mlx_paged.kernels import metal
 
 require_compiler()
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from kernel_cases import EXECUTOR, require_compiler
+
 from mlx_paged.kernels import metal, tuned
 from mlx_paged.kernels.launch import DecodeShape
 

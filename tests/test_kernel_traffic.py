@@ -16,6 +16,7 @@ from kernel_cases import (
     as_floats,
     require_compiler,
 )
+
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.copy import contiguous_copy, paged_copy
 from mlx_paged.kernels.defaults import default_launch

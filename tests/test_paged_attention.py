@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_paged.kernels import metal
 
 from mlx_paged.cache import Batch, choose_path, gather, paged_attention
 from mlx_paged.cache.decode_groups import MIN_GROUP_TOKENS, group_by_length
+from mlx_paged.kernels import metal
 
 # Output rounding of values of order one, and in float32 that of sums over a few hundred keys.
 BOUNDS = {mx.float32: 5e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}

@@ -5,12 +5,12 @@ from functools import cache
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from mlx_paged.models import qwen2
 from tiny_models import VOCAB_SIZE, tiny_config, tiny_model
 
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
+from mlx_paged.models import qwen2
 
 CONFIG = tiny_config(hidden_size=64)
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

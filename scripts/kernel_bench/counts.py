@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
 from mlx_paged.kernels import metal, paged_decode_attention
 from mlx_paged.kernels.launch import DecodeLaunch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+
 from mlx_paged.kernels import contiguous_decode_attention, paged_decode_attention
 from mlx_paged.kernels.copy import contiguous_copy, paged_copy
 from mlx_paged.kernels.launch import DecodeLaunch

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
+
 from mlx_paged.kernels import tuned
 from mlx_paged.kernels.launch import (
     HEAD_DIMS,

@@ -11,6 +11,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
 from mlx_paged.kernels.launch import MAX_BLOCK_SIZE, DecodeShape
 
 Order = Literal["in order", "scattered"]

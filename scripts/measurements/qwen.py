@@ -7,9 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_paged.models import qwen2
 
 from mlx_paged.engine.pool_size import BlockShape
+from mlx_paged.models import qwen2
 from mlx_paged.weights.precision import Precision, nbytes_in
 
 # hidden size, layers, intermediate size, query heads, KV heads, vocabulary, tied embeddings

@@ -19,8 +19,8 @@ if __name__ == "__main__":  # this file's folder would hide modules that have it
 
 from kernel_cases import EXECUTOR, Factory
 from kernel_checks import what_is_wrong
-from mlx_paged.kernels import metal
 
+from mlx_paged.kernels import metal
 from msl import NO_COMPILER, find_compiler
 
 LIST = Path(__file__).with_name("kernel_mutants.diff")
