@@ -29,7 +29,7 @@ def test_mixed_steps_write_the_pool_in_place(preemption):
     engine.pool.blocks.allocate(24_000 - 30)
     assert engine.pool.nbytes > 180 * MIB
     prompts = make_prompts(6, max_length=90)
-    prompts.append(prompts[0][:70] + [1, 2, 3])
+    prompts.append([*prompts[0][:70], 1, 2, 3])
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
