@@ -1,8 +1,15 @@
 """Requests that begin alike: how much of a prompt is found in the cache, and not computed.
 
+    python scripts/prefix.py                   # three requests, then conversations, on the model
+    python scripts/prefix.py --lengths         # simulated: hit rate by pool size, index, eviction
+    python scripts/prefix.py --trace mooncake_conversation.jsonl.gz --plot prefix.png
+
 Three requests to one assistant: B asks another question than A, C has the date in front. Then
 conversations, turn by turn, each turn holding all before it. Each index is asked for the same
 answers, which must be those without a cache. Exit status 1 if a token differs.
+
+With --lengths or --trace no model runs. Requests are served one after the other by this library's
+block pool and prefix cache, of many sizes, beside a cache that knows which block comes back last.
 """
 
 from __future__ import annotations
@@ -12,6 +19,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from measurements import prefix_sweep
 
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
@@ -112,7 +121,9 @@ def compare(
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2", help="smollm2, a folder or a hub id")
     parser.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="1 to 256")
     parser.add_argument("--num-blocks", type=int, default=1024, help="of each pool")
@@ -125,11 +136,14 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--dtype", choices=DTYPES, help="of weights and cache")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    prefix_sweep.add_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     args = parse_arguments()
+    if args.lengths or args.trace:
+        return prefix_sweep.run(args)
     llm = LLM(args.model, args.dtype, block_size=args.block_size, num_blocks=1)
     params = SamplingParams(temperature=0, max_tokens=args.tokens)
     result: dict[str, Any] = {"model": llm.loaded.description, "block_size": args.block_size}

@@ -58,7 +58,7 @@ def read_pairs(file: Path) -> list[Pair]:
     """
     rows = _read(file)
     for i, row in enumerate(rows):
-        if not _are_counts(row) or len(row) != 2:
+        if not _are_counts(row, 1) or len(row) != 2:
             raise ValueError(
                 f"entry {i} of {file} is {json.dumps(row)}; expected is [prompt tokens, answer "
                 "tokens], both at least 1"
@@ -70,7 +70,7 @@ def read_conversations(file: Path) -> list[list[Pair]]:
     """Conversations of a JSON file of [prompt, answer, prompt, answer, ...], as lists of pairs."""
     rows = _read(file)
     for i, row in enumerate(rows):
-        if not _are_counts(row) or len(row) % 2:
+        if not _are_counts(row, 0) or len(row) % 2 or not row:
             raise ValueError(
                 f"entry {i} of {file} is not [prompt tokens, answer tokens, prompt tokens, ...]"
             )
@@ -108,8 +108,8 @@ def _read(file: Path) -> list[Any]:
     return rows
 
 
-def _are_counts(row: Any) -> bool:
-    return isinstance(row, list) and all(type(n) is int and n >= 1 for n in row)
+def _are_counts(row: Any, least: int) -> bool:
+    return isinstance(row, list) and all(type(n) is int and n >= least for n in row)
 
 
 def _positive(text: str) -> int:
