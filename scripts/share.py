@@ -13,12 +13,13 @@ import sys
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import KVCache
 from same import mlx_lm_model
 
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.params import SamplingParams
-from mlx_paged.engine.sampler import Draw, draw_key, sample
+from mlx_paged.engine.sampler import Draw, Draws, draw_key, sample
 from mlx_paged.llm import LLM
 from mlx_paged.loader import DTYPES
 
@@ -43,12 +44,13 @@ def sample_alone(
 ) -> list[int]:
     """One sample over a contiguous cache, drawn with the same parameters and keys."""
     cache = [KVCache() for _ in model.layers]
+    draws = Draws([Draw(params, draw_key(seed, index), len(prompt))])
     token_ids = list(prompt)
     new = prompt
     for _ in range(params.max_tokens or 0):
         logits = model(mx.array([new]), cache=cache)[0, -1:]
-        draw = Draw(params, draw_key(seed, index), len(token_ids), len(prompt))
-        new = [int(sample(logits, [draw]).token_ids.item())]
+        drawn = sample(logits, draws, np.array([len(token_ids)]))
+        new = [int(drawn.token_ids.item())]
         token_ids += new
     return token_ids[len(prompt) :]
 

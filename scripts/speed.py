@@ -86,9 +86,14 @@ def run_mlx_lm(model: Any, prompts: list[list[int]], num_tokens: int) -> list[li
 def make_engine(
     loaded: Loaded, prompts: list[list[int]], num_tokens: int, block_size: int
 ) -> Engine:
-    """An engine whose pool just holds all prompts and answers, nothing shared."""
-    num_blocks = sum(-(-(len(prompt) + num_tokens) // block_size) for prompt in prompts)
-    options = EngineOptions(block_size=block_size, num_blocks=num_blocks + len(prompts))
+    """An engine whose pool just holds all prompts and answers, nothing shared.
+
+    For a single prompt it holds 4,096 tokens, so that a copy of it would be noticed.
+    """
+    num_blocks = sum(-(-(len(prompt) + num_tokens) // block_size) + 1 for prompt in prompts)
+    if len(prompts) == 1:
+        num_blocks = max(num_blocks, 4096 // block_size)
+    options = EngineOptions(block_size=block_size, num_blocks=num_blocks)
     return Engine(loaded.model, None, options, loaded.dtype)
 
 

@@ -6,16 +6,31 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_paged.engine.filters import filter_logits
+from mlx_paged.engine.filters import Filters
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.penalties import TokenCounts
-from mlx_paged.engine.sampler import Draw, draw_key, gumbel_noise, random_keys, sample
+from mlx_paged.engine.sampler import Draw, Draws, adjust, draw_key, gumbel_noise, random_keys
+from mlx_paged.engine.sampler import sample as sample_rows
 
 VOCAB = 37
 
 
 def logits_of(num_rows, seed=0, scale=3.0):
     return np.random.default_rng(seed).normal(size=(num_rows, VOCAB)).astype(np.float32) * scale
+
+
+def sample(logits, draws, positions=None):
+    """Rows that draw their first token, unless told otherwise."""
+    positions = np.zeros(len(draws), int) if positions is None else np.array(positions)
+    return sample_rows(logits, Draws(draws), positions)
+
+
+def filter_logits(logits, params):
+    return Filters(params, logits.shape[-1])(logits)
+
+
+def keys_at(keys, positions):
+    return random_keys(np.array(keys, np.uint64), np.array(positions))
 
 
 def counts_of(prompt, output):
@@ -76,9 +91,10 @@ def test_a_row_is_filtered_alone_as_in_company(settings):
 def test_draws_follow_the_softmax_at_the_temperature():
     logits, temperature, num_draws = logits_of(1, scale=1.5)[0], 0.7, 20_000
     params = SamplingParams(temperature=temperature)
-    draws = [Draw(params, draw_key(1, 0), position) for position in range(num_draws)]
+    draws = [Draw(params, draw_key(1, 0))] * num_draws
     rows = mx.broadcast_to(mx.array(logits), (num_draws, VOCAB))
-    found = np.bincount(np.array(sample(rows, draws).token_ids), minlength=VOCAB)
+    drawn = sample(rows, draws, range(num_draws))
+    found = np.bincount(np.array(drawn.token_ids), minlength=VOCAB)
     weights = np.exp(logits / temperature)
     expected = num_draws * weights / weights.sum()
     chi_squared = ((found - expected) ** 2 / expected).sum()
@@ -91,10 +107,11 @@ def test_a_seeded_draw_depends_on_seed_sample_and_position_alone():
     params = SamplingParams(temperature=1.0, seed=5)
 
     def draw(seed, index, position, company=0):
-        draws = [Draw(params, draw_key(seed, index), position)]
-        draws += [Draw(params, draw_key(9, i), i) for i in range(company)]
+        draws = [Draw(params, draw_key(seed, index))]
+        draws += [Draw(params, draw_key(9, i)) for i in range(company)]
         rows = np.concatenate([row, logits_of(company)]) if company else row
-        return sample(mx.array(rows), draws).token_ids.tolist()[0]
+        drawn = sample(mx.array(rows), draws, [position, *range(company)])
+        return drawn.token_ids.tolist()[0]
 
     def several(**changes):
         return [draw(**{"seed": 5, "index": 0, "position": p, **changes}) for p in range(12)]
@@ -113,26 +130,26 @@ def test_keys_of_seeds_samples_and_positions_do_not_collide():
     keys = [draw_key(seed, index) for seed in (0, 1, 2, -1, 2**63) for index in range(20)]
     assert len(set(keys)) == 100
     pairs = [(key, position) for key in keys for position in range(50)]
-    random = np.array(random_keys([k for k, _ in pairs], [p for _, p in pairs]))
+    random = np.array(keys_at([k for k, _ in pairs], [p for _, p in pairs]))
     assert len({tuple(key) for key in random.tolist()}) == len(pairs)
 
 
 def test_noise_is_never_infinite(monkeypatch):
     """A uniform draw of exactly 0 comes once in 2^32 times."""
     monkeypatch.setattr(mx.random, "uniform", lambda shape, key: mx.zeros(shape) + 0 * key[0])
-    noise = gumbel_noise(random_keys([1, 2], [0, 0]), 8)
+    noise = gumbel_noise(keys_at([1, 2], [0, 0]), 8)
     assert mx.isfinite(noise).all()
-    draws = [Draw(SamplingParams(top_k=1), 1, 0)]
+    draws = [Draw(SamplingParams(top_k=1), 1)]
     assert sample(mx.array(logits_of(1)), draws).token_ids.item() == logits_of(1).argmax()
 
 
 def test_greedy_and_random_rows_share_a_batch():
     logits = logits_of(4)
     draws = [
-        Draw(SamplingParams(temperature=0), 0, 0),
-        Draw(SamplingParams(top_k=1), 1, 0),
-        Draw(SamplingParams(temperature=0), 2, 0),
-        Draw(SamplingParams(temperature=1e-4), 3, 0),
+        Draw(SamplingParams(temperature=0), 0),
+        Draw(SamplingParams(top_k=1), 1),
+        Draw(SamplingParams(temperature=0), 2),
+        Draw(SamplingParams(temperature=1e-4), 3),
     ]
     assert sample(mx.array(logits), draws).token_ids.tolist() == logits.argmax(-1).tolist()
 
@@ -153,10 +170,8 @@ def test_penalties_count_prompt_and_answer_as_they_should():
         for token_id in set(output):
             expected[row, token_id] -= s.get("presence_penalty", 0)
             expected[row, token_id] -= s.get("frequency_penalty", 0) * output.count(token_id)
-    from mlx_paged.engine.sampler import _adjust
-
-    draws = [Draw(SamplingParams(**s), 0, 7, counts=counts_of(prompt, output)) for s in settings]
-    found = np.array(_adjust(mx.array(logits), draws))
+    draws = [Draw(SamplingParams(**s), 0, counts=counts_of(prompt, output)) for s in settings]
+    found = np.array(adjust(mx.array(logits), Draws(draws), np.zeros(3)))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -164,8 +179,8 @@ def test_a_bias_can_force_or_ban_a_token():
     logits = logits_of(2)
     best = int(logits[1].argmax())
     draws = [
-        Draw(SamplingParams(temperature=0, logit_bias={7: 1e4}), 0, 0),
-        Draw(SamplingParams(temperature=0, logit_bias={best: -1e4}), 0, 0),
+        Draw(SamplingParams(temperature=0, logit_bias={7: 1e4}), 0),
+        Draw(SamplingParams(temperature=0, logit_bias={best: -1e4}), 0),
     ]
     first, second = sample(mx.array(logits), draws).token_ids.tolist()
     assert first == 7
@@ -177,10 +192,8 @@ def test_no_end_token_before_min_tokens():
     best, next_best = np.argsort(-logits[0])[:2].tolist()
     params = SamplingParams(temperature=0, min_tokens=3)
     ends = frozenset({best})
-    found = [
-        sample(mx.array(logits), [Draw(params, 0, n, end_token_ids=ends)]).token_ids.item()
-        for n in range(5)
-    ]
+    draw = Draw(params, 0, num_prompt_tokens=4, end_token_ids=ends)
+    found = [sample(mx.array(logits), [draw], [4 + n]).token_ids.item() for n in range(5)]
     assert found == [next_best] * 3 + [best] * 2
 
 
@@ -191,7 +204,7 @@ def test_logprobs_are_of_the_models_own_logits():
         SamplingParams(temperature=0.5, top_k=2),
         SamplingParams(temperature=0, logprobs=4),
     ]
-    drawn = sample(mx.array(logits), [Draw(p, 3, 0) for p in params])
+    drawn = sample(mx.array(logits), [Draw(p, 3) for p in params])
     logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
     tokens = drawn.token_ids.tolist()
     assert tokens[0] == 4
@@ -206,14 +219,13 @@ def test_logprobs_are_of_the_models_own_logits():
 
 
 def test_without_logprobs_none_are_computed():
-    drawn = sample(mx.array(logits_of(2)), [Draw(SamplingParams(), 0, 0)] * 2)
+    drawn = sample(mx.array(logits_of(2)), [Draw(SamplingParams(), 0)] * 2)
     assert len(drawn.arrays) == 1
 
 
 def test_half_precision_logits_are_sampled_in_float32():
     logits = mx.array(logits_of(2)).astype(mx.float16)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=1)
-    draws = [Draw(params, 5, p) for p in range(2)]
-    assert sample(logits, draws).token_ids.tolist() == (
-        sample(logits.astype(mx.float32), draws).token_ids.tolist()
-    )
+    draws = [Draw(params, 5)] * 2
+    found, expected = (sample(x, draws, [0, 1]) for x in (logits, logits.astype(mx.float32)))
+    assert found.token_ids.tolist() == expected.token_ids.tolist()

@@ -38,7 +38,6 @@ class Answers:
         sample.draw = Draw(
             params,
             draw_key(request.seed, sample.index),
-            sample.num_tokens,
             request.num_prompt_tokens,
             request.end_token_ids,
             TokenCounts(request.prompt_token_ids) if params.has_penalties else None,

@@ -14,7 +14,7 @@ from mlx_paged.cache.attention import AttentionPath
 from mlx_paged.cache.kv_pool import Checkpoint
 from mlx_paged.engine.block_tables import BlockTables
 from mlx_paged.engine.request import Sample
-from mlx_paged.engine.sampler import Draw, Drawn, draw_key, sample
+from mlx_paged.engine.sampler import Draw, Drawn, Draws, Positions, draw_key, sample
 from mlx_paged.engine.scheduler import Schedule
 from mlx_paged.engine.swap import copy_in, copy_out
 
@@ -27,11 +27,13 @@ class Step:
         plan: what it computes.
         draws: the samples that draw a token. One that forks here draws its forks' too.
         drawn: the tokens, in the order of `draws`; None if no sample draws one.
+        how: they were drawn.
     """
 
     plan: Schedule
     draws: list[Sample]
-    drawn: Drawn | None
+    drawn: Drawn | None = None
+    how: Draws | None = None
 
 
 class ModelRunner:
@@ -81,16 +83,16 @@ class ModelRunner:
         if not drawing:
             # Only the K/V are wanted; the last layer's attention is never evaluated.
             self.model(tokens, cache, mx.array([0]))
-            return Step(plan, [], None)
+            return Step(plan, [])
         ends = batch.row_starts[1:] - 1
         if len(drawing) < len(plan.samples):
             ends = ends[[s.draws for s in plan.samples]]
         logits = self.model(tokens, cache, mx.array(ends))
-        draws = _draws(drawing)
-        if len(draws) > len(drawing):
+        draws, positions = _draws(drawing, previous)
+        if len(positions) > len(drawing):
             repeats = [i for i, s in enumerate(drawing) for _ in range(1 + s.num_forks)]
             logits = logits[mx.array(repeats)]
-        return Step(plan, drawing, sample(logits, draws))
+        return Step(plan, drawing, sample(logits, draws, positions), draws)
 
     def drop(self) -> None:
         """Forget the graph that was built last."""
@@ -124,13 +126,16 @@ class ModelRunner:
         return mx.array(np.array(token_ids, np.int32))
 
 
-def _draws(samples: list[Sample]) -> list[Draw]:
-    """How the samples' next tokens are drawn, and those of the samples that fork from them."""
-    draws = []
+def _draws(samples: list[Sample], previous: Step | None) -> tuple[Draws, Positions]:
+    """How and where the samples draw next, and those that fork from them with them."""
+    if previous is not None and previous.draws == samples:
+        assert previous.how is not None
+        return previous.how, np.array([s.num_tokens for s in samples])
+    draws, positions = [], []
     for s in samples:
         draw: Draw = s.draw
-        draw.position = s.num_tokens
         draws.append(draw)
         for index in range(1, s.num_forks + 1):
             draws.append(replace(draw, key=draw_key(s.request.seed, index)))
-    return draws
+        positions += [s.num_tokens] * (1 + s.num_forks)
+    return Draws(draws), np.array(positions)

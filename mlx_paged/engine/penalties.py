@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -27,23 +28,21 @@ class TokenCounts:
         return child
 
 
-def penalise(logits: mx.array, rows: list[int], draws: list[Draw]) -> mx.array:
-    """Apply the penalties of `rows`.
+def penalise(logits: mx.array, draws: Mapping[int, Draw]) -> mx.array:
+    """Apply penalties.
 
     Args:
         logits: [D, vocab_size] float32.
-        rows: indices of rows that may have penalties.
-        draws: D rows' parameters; those with penalties have `counts`.
+        draws: rows that may have penalties, by index; those that do have `counts`.
     """
     row_ids: list[int] = []
     token_ids: list[int] = []
     factors: list[float] = []
     taken_off: list[float] = []
-    for row in rows:
-        params = draws[row].params
+    for row, draw in draws.items():
+        params, tokens = draw.params, draw.counts
         if not params.has_penalties:
             continue
-        tokens = draws[row].counts
         assert tokens is not None
         row_ids += [row] * len(tokens.counts)
         token_ids += tokens.counts

@@ -8,13 +8,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from mlx_paged.cache import Batch, KVPool, PagedCache
 from mlx_paged.cache.kv_pool import MAX_ARRAY_ELEMENTS
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
-from mlx_paged.engine.sampler import Draw, sample
+from mlx_paged.engine.sampler import Draw, Draws, sample
 from mlx_paged.memory import MemoryLimit, memory_limit
 
 MIB = 2**20
@@ -139,8 +140,8 @@ def _measure_activations(
     cache = PagedCache(pool, batch, options.attention)
     rows = mx.arange(options.max_num_seqs) % num_tokens
     logits = model(mx.zeros(num_tokens, mx.int32), cache, rows)
-    draws = [Draw(SamplingParams(top_p=0.9, logprobs=1), 0, i) for i in range(rows.size)]
-    mx.eval(sample(logits, draws).arrays, pool.keys, pool.values)
+    draws = Draws([Draw(SamplingParams(top_p=0.9, logprobs=1), 0)] * rows.size)
+    mx.eval(sample(logits, draws, np.arange(rows.size)).arrays, pool.keys, pool.values)
     mx.synchronize()
     peak = mx.get_peak_memory() - before
     del pool, batch, cache, logits

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from mlx_paged.engine.filters import filter_logits
+from mlx_paged.engine.filters import Filters
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.penalties import TokenCounts, penalise
+
+Positions = npt.NDArray[np.int64]
 
 _MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
 class Draw:
-    """How one answer's next token is drawn.
+    """How one answer's tokens are drawn.
 
     Attributes:
         params: the request's.
         key: the sample's randomness, from `draw_key`.
-        position: of the token in its sequence; with `key`, it determines the draw.
         num_prompt_tokens: position of the answer's first token.
         end_token_ids: what must not come before `min_tokens`.
         counts: the sequence's tokens so far, where there are penalties.
@@ -29,15 +32,47 @@ class Draw:
 
     params: SamplingParams
     key: int
-    position: int = 0
     num_prompt_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
     counts: TokenCounts | None = None
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens that the answer has so far."""
-        return self.position - self.num_prompt_tokens
+
+class Draws:
+    """How D rows' tokens are drawn, made once for as many steps as the rows stay the same."""
+
+    def __init__(self, draws: list[Draw]) -> None:
+        self.draws = draws
+        self.params = [draw.params for draw in draws]
+        self.take_likeliest = all(p.takes_likeliest for p in self.params)
+        self.rows_to_adjust = [row for row, p in enumerate(self.params) if not p.is_plain]
+        self.random_rows = [row for row, p in enumerate(self.params) if p.temperature > 0]
+
+    @cached_property
+    def random(self) -> Draws:
+        """The rows that aren't greedy."""
+        return Draws([self.draws[row] for row in self.random_rows])
+
+    @cached_property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return np.array([draw.key for draw in self.draws], np.uint64)
+
+    @cached_property
+    def temperatures(self) -> mx.array:
+        """[D, 1] float32."""
+        return mx.array([p.temperature for p in self.params], mx.float32)[:, None]
+
+    @cached_property
+    def num_top_logprobs(self) -> int | None:
+        """Most likely tokens to report, at most; None if no row wants log-probabilities."""
+        counts = [p.num_logprobs for p in self.params if p.num_logprobs is not None]
+        return max(counts, default=None)
+
+    def filters(self, vocab_size: int) -> Filters:
+        if self._filters is None:
+            self._filters = Filters(self.params, vocab_size)
+        return self._filters
+
+    _filters: Filters | None = None
 
 
 @dataclass
@@ -77,64 +112,63 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def random_keys(keys: list[int], positions: list[int]) -> mx.array:
+def random_keys(keys: npt.NDArray[np.uint64], positions: Positions) -> mx.array:
     """MLX random keys of samples at positions, [D, 2] uint32."""
-    x = np.array(keys, np.uint64) ^ np.array(positions, np.uint64) * np.uint64(0xD1342543DE82EF95)
+    x = keys ^ positions.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
     return mx.array(x.view(np.uint32).reshape(-1, 2))
 
 
-def sample(logits: mx.array, draws: list[Draw]) -> Drawn:
+def sample(logits: mx.array, draws: Draws, positions: Positions) -> Drawn:
     """Draw one token per row.
 
     Args:
         logits: [D, vocab_size], in any float dtype.
-        draws: D rows' parameters.
+        draws: how.
+        positions: of the tokens in their sequences, [D]; with a row's key, they determine
+            what is drawn.
     """
-    if all(draw.params.takes_likeliest for draw in draws):
+    if draws.take_likeliest:
         return Drawn(mx.argmax(logits, axis=-1).astype(mx.int32))
     raw = logits.astype(mx.float32)
-    adjusted = _adjust(raw, draws)
-    token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
-    random = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
-    if len(random) == len(draws):
-        token_ids = _draw_random(adjusted, draws)
-    elif random:
-        rows = mx.array(random)
-        token_ids[rows] = _draw_random(adjusted[rows], [draws[row] for row in random])
-    return _with_logprobs(raw, token_ids, draws)
+    adjusted = adjust(raw, draws, positions) if draws.rows_to_adjust else raw
+    num_random = len(draws.random_rows)
+    if num_random == len(draws.draws):
+        token_ids = _draw_random(adjusted, draws, positions)
+    else:
+        token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
+        if num_random:
+            rows = mx.array(draws.random_rows)
+            token_ids[rows] = _draw_random(
+                adjusted[rows], draws.random, positions[draws.random_rows]
+            )
+    return _with_logprobs(raw, token_ids, draws.num_top_logprobs)
 
 
-def _adjust(logits: mx.array, draws: list[Draw]) -> mx.array:
+def adjust(logits: mx.array, draws: Draws, positions: Positions) -> mx.array:
     """Logits with penalties and biases, and without end tokens that may not come yet."""
-    rows = [row for row, draw in enumerate(draws) if not draw.params.is_plain]
-    if not rows:
-        return logits
-    logits = penalise(logits, rows, draws)
-    biases = [(row, *item) for row in rows for item in draws[row].params.logit_bias.items()]
-    banned = [
-        (row, token_id, -np.inf)
-        for row in rows
-        if draws[row].num_output_tokens < draws[row].params.min_tokens
-        for token_id in draws[row].end_token_ids
-    ]
-    if biases or banned:
-        at_rows, token_ids, values = (
-            mx.array(column) for column in zip(*biases, *banned, strict=True)
-        )
+    rows = draws.rows_to_adjust
+    logits = penalise(logits, {row: draws.draws[row] for row in rows})
+    changes = []
+    for row in rows:
+        draw = draws.draws[row]
+        changes += [(row, token_id, bias) for token_id, bias in draw.params.logit_bias.items()]
+        if positions[row] - draw.num_prompt_tokens < draw.params.min_tokens:
+            changes += [(row, token_id, -np.inf) for token_id in draw.end_token_ids]
+    if changes:
+        at_rows, token_ids, values = (mx.array(column) for column in zip(*changes, strict=True))
         logits = logits.at[at_rows, token_ids].add(values.astype(mx.float32))
     return logits
 
 
-def _draw_random(logits: mx.array, draws: list[Draw]) -> mx.array:
+def _draw_random(logits: mx.array, draws: Draws, positions: Positions) -> mx.array:
     """The largest of logits plus Gumbel noise: a draw from their softmax, [D] int32."""
-    params = [draw.params for draw in draws]
-    temperatures = mx.array([p.temperature for p in params], mx.float32)[:, None]
-    logits = filter_logits(logits / temperatures, params)
-    keys = random_keys([draw.key for draw in draws], [draw.position for draw in draws])
-    return mx.argmax(logits + gumbel_noise(keys, logits.shape[-1]), axis=-1).astype(mx.int32)
+    vocab_size = logits.shape[-1]
+    logits = draws.filters(vocab_size)(logits / draws.temperatures)
+    noise = gumbel_noise(random_keys(draws.keys, positions), vocab_size)
+    return mx.argmax(logits + noise, axis=-1).astype(mx.int32)
 
 
 def gumbel_noise(keys: mx.array, vocab_size: int) -> mx.array:
@@ -148,17 +182,15 @@ def gumbel_noise(keys: mx.array, vocab_size: int) -> mx.array:
     return -mx.log(-mx.log(uniform))
 
 
-def _with_logprobs(logits: mx.array, token_ids: mx.array, draws: list[Draw]) -> Drawn:
-    wanted = [draw.params.num_logprobs for draw in draws]
-    if all(count is None for count in wanted):
+def _with_logprobs(logits: mx.array, token_ids: mx.array, num_top: int | None) -> Drawn:
+    if num_top is None:
         return Drawn(token_ids)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, token_ids[:, None], axis=-1)
     ranks = (logprobs > chosen).sum(axis=-1) + 1
     drawn = Drawn(token_ids, chosen[:, 0], ranks)
-    num_top = min(max(count or 0 for count in wanted), logits.shape[-1])
     if num_top:
-        order, drawn.top_logprobs = top_sorted(logprobs, num_top)
+        order, drawn.top_logprobs = top_sorted(logprobs, min(num_top, logits.shape[-1]))
         drawn.top_ids = order.astype(mx.int32)
     return drawn
 
