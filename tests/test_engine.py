@@ -1,6 +1,7 @@
 """Many requests in one pool answer as each would alone over a contiguous cache."""
 
 import random
+import threading
 
 import mlx.core as mx
 import pytest
@@ -234,6 +235,63 @@ def test_kept_block_tables_are_those_made_anew():
         assert batch.num_cached.tolist() == anew.num_cached.tolist()
         for sample in samples:
             sample.sequence.num_cached_tokens += 1
+
+
+def test_a_step_writes_the_slots_of_its_tokens_and_no_others():
+    """Rows of different lengths, as a padded batch would write past the shorter ones."""
+    engine = make_engine(num_blocks=32, prefix_caching="off")
+    marks = [mx.full(array.shape, 7.0) for array in engine.pool.keys]
+    for layer, mark in enumerate(marks):
+        engine.pool.keys[layer][:] = mark
+    requests = [
+        engine.add_request(str(i), prompt, GREEDY)
+        for i, prompt in enumerate([[1, 2, 3, 4, 5], [6], list(range(11))])
+    ]
+    for _ in range(3):
+        engine.step()
+        mx.eval(engine.pool.keys)
+        written = {
+            slot
+            for request in requests
+            for slot in request.samples[0].sequence.slots(
+                0, request.samples[0].sequence.num_cached_tokens
+            )
+        }
+        for keys, mark in zip(engine.pool.keys, marks, strict=True):
+            changed = (keys != mark).any(axis=(1, 3)).reshape(-1).tolist()
+            assert {slot for slot, is_changed in enumerate(changed) if is_changed} == written
+    finish(engine)
+
+
+def test_an_engine_runs_in_a_thread_of_its_own():
+    """MLX's streams belong to threads; whoever makes the engine in one must step it there."""
+    found = []
+
+    def serve():
+        found.extend(run(make_engine(), [[1, 2, 3]]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert found == [[mlx_lm_answer([1, 2, 3], 12)]]
+
+
+def test_a_failed_build_loses_no_token(monkeypatch):
+    """The model fails once while a step runs; the next call takes that step's tokens."""
+    engine = make_engine()
+    model, calls = engine.runner.model, []
+
+    def fails_once(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise RuntimeError("out of memory")
+        return model(*args)
+
+    engine.runner.model = fails_once
+    engine.add_request("0", [1, 2, 3], GREEDY)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        finish(engine)
+    assert finish(engine)["0"].outputs[0].token_ids == mlx_lm_answer([1, 2, 3], 12)
 
 
 def test_one_id_names_one_request():

@@ -1,5 +1,7 @@
 """The pool's size follows from memory, and writes to it stay in place."""
 
+import gc
+
 import mlx.core as mx
 import pytest
 from tiny_engine import CONFIG, make_prompts, paged_model, run
@@ -42,6 +44,18 @@ def test_mixed_steps_write_the_pool_in_place(preemption):
     assert counts.num_steps > 50
     assert counts.num_graphs_dropped > 0 and engine.stats().num_preemptions > 0
     assert mx.get_peak_memory() - before < 0.1 * engine.pool.nbytes
+
+
+def test_memory_does_not_grow_with_the_steps():
+    """Nothing lazy is carried from step to step, where it would pile up unevaluated."""
+    engine = Engine(paged_model(), None, EngineOptions(block_size=16, num_blocks=64))
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=60, logprobs=1)
+    active = []
+    for _ in range(4):
+        run(engine, make_prompts(3), params)
+        gc.collect()
+        active.append(mx.get_active_memory())
+    assert active[3] <= active[0] + 1024
 
 
 def test_a_dropped_graph_leaves_the_pool_as_it_was():

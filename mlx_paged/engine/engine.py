@@ -122,11 +122,12 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Run one forward pass and return the tokens that it drew; [] without work."""
         step = self._in_flight or self._start(self.scheduler.schedule())
-        self._in_flight = None
+        self._in_flight = step
         if step is None:
             return []
         ahead = self._build_ahead(step)
         token_ids = self.runner.wait(step)
+        self._in_flight = None
         outputs = self.answers.take(step, token_ids)
         if ahead is not None:
             self._in_flight = self._dispatch_or_drop(ahead)

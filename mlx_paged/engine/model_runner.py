@@ -74,6 +74,13 @@ class ModelRunner:
                 `plan` draws in both.
         """
         self._checkpoint = self.pool.checkpoint()
+        try:
+            return self._build(plan, previous)
+        except Exception:
+            self.drop()
+            raise
+
+    def _build(self, plan: Schedule, previous: Step | None) -> Step:
         if previous is None:
             self.block_tables.forget()
         batch = self.block_tables.batch(plan.samples)
