@@ -137,9 +137,11 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def what_is_wrong(factory: Factory = EXECUTOR.metal_kernel) -> str | None:
+def what_is_wrong(
+    factory: Factory = EXECUTOR.metal_kernel, checks: tuple[Check, ...] = CHECKS
+) -> str | None:
     """The first check that fails, and how, or the executor's fault; None if all pass."""
-    for check in CHECKS:
+    for check in checks:
         try:
             wrong = check(factory)
         except msl.KernelFault as fault:

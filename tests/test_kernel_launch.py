@@ -13,11 +13,17 @@ import mlx.core as mx
 import pytest
 from kernel_cases import SMALL_SPLITS, Case
 
-from mlx_paged.kernels import copy, decode, metal, tuned
+from mlx_paged.kernels import copy, decode, metal, prefill, tuned
 from mlx_paged.kernels.defaults import REGISTER_BUDGET, default_launch
 from mlx_paged.kernels.launch import DTYPES, HEAD_DIMS, DecodeLaunch, DecodeShape
 
-KERNELS = [*decode.DECODE.values(), decode.MERGE, copy.PAGED, copy.CONTIGUOUS]
+KERNELS = [
+    *decode.DECODE.values(),
+    decode.MERGE,
+    prefill.PREFILL,
+    copy.PAGED,
+    copy.CONTIGUOUS,
+]
 SHAPE = DecodeShape(12, 2, 128, mx.float16)
 
 

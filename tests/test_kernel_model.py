@@ -1,8 +1,9 @@
-"""A whole model that prefills by gathering and decodes with the Metal kernels' own text."""
+"""A whole model that prefills and decodes with the Metal kernels' own text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,7 @@ from tiny_engine import run
 from tiny_models import VOCAB_SIZE, tiny_config, tiny_model
 
 from mlx_paged.blocks import Sequence
-from mlx_paged.cache import KVPool, step
+from mlx_paged.cache import KVPool, attention, step
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
@@ -35,6 +36,20 @@ def recording() -> Iterator[Recording]:
         yield recording
 
 
+@pytest.fixture
+def forbid_gathering(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Calling it forbids the gather path from then on."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("gathered on the Metal path")
+
+    def forbid() -> None:
+        for what in ("decode", "prefill"):
+            monkeypatch.setattr(attention, f"gather_{what}_attention", refuse)
+
+    return forbid
+
+
 def prompts(*lengths: int) -> list[list[int]]:
     random = np.random.default_rng(0)
     return [random.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
@@ -52,6 +67,42 @@ def test_kernels_and_gathering_generate_the_same_tokens(
     for by_kernel, by_gather in zip(by_path["metal"], by_path["gather"], strict=True):
         assert by_kernel[0] == by_gather[0]
         assert np.abs(by_kernel[1] - by_gather[1]).max() < 1e-4
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 33])
+def test_chunks_of_prompts_prefilled_by_the_kernel_answer_as_gathered_ones(
+    chunk: int, qwen2, recording: Recording, forbid_gathering: Callable[[], None]
+) -> None:
+    texts = prompts(40, 5)
+    gathered = paged_greedy(qwen2, texts, 3, 16, attention="gather")
+    forbid_gathering()
+    for ours, theirs in zip(
+        paged_greedy(qwen2, texts, 3, 16, chunk=chunk, attention="metal"), gathered, strict=True
+    ):
+        assert ours[0] == theirs[0]
+        assert np.abs(ours[1] - theirs[1]).max() < 1e-4
+    assert ("prefill" in recording.reports) == (chunk > 1)
+    assert "decode_paged" in recording.reports
+
+
+def test_an_engine_prefills_chunks_behind_prefix_hits_by_the_kernel(
+    qwen2, recording: Recording, forbid_gathering: Callable[[], None]
+) -> None:
+    shared = prompts(37)[0]
+    rounds = [[shared], [[*shared, 5, 6, 7], [*shared[:30], 9, 9], *prompts(50)]]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    answers = {}
+    for path in ("gather", "metal"):
+        if path == "metal":
+            forbid_gathering()
+        options = EngineOptions(
+            block_size=8, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=23, attention=path
+        )
+        engine = Engine(qwen2, None, options)
+        answers[path] = [run(engine, texts, params) for texts in rounds]
+        assert engine.stats().prefix.num_saved_tokens == 32 + 24 + 32
+    assert {"prefill", "decode_paged"} <= set(recording.reports)
+    assert answers["metal"] == answers["gather"]
 
 
 def test_one_batch_decodes_some_sequences_and_prefills_others(qwen2, recording: Recording) -> None:

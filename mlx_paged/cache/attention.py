@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlx_paged.cache.batch import Batch
 from mlx_paged.cache.gather import gather_decode_attention, gather_prefill_attention
-from mlx_paged.kernels import metal, paged_decode_attention
+from mlx_paged.kernels import metal, paged_decode_attention, paged_prefill_attention
 from mlx_paged.kernels.launch import HEAD_DIMS
 
 AttentionPath = Literal["auto", "metal", "gather"]
@@ -74,9 +74,9 @@ def paged_attention(
             gather_decode_attention(queries[:num_decode], key_pool, value_pool, batch, scale)
         )
     if num_decode < batch.num_tokens:
-        outputs.append(
-            gather_prefill_attention(queries[num_decode:], key_pool, value_pool, batch, scale)
-        )
+        new = queries[num_decode:]
+        prefill = _metal_prefill if path == "metal" else gather_prefill_attention
+        outputs.append(prefill(new, key_pool, value_pool, batch, scale))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
@@ -92,4 +92,19 @@ def _metal_decode(
         batch.context_lens[:num_rows],
         scale=scale,
         max_context_len=int(batch.token_counts[:num_rows].max()),
+    )
+
+
+def _metal_prefill(
+    queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
+) -> mx.array:
+    first = batch.num_decode_rows
+    return paged_prefill_attention(
+        queries,
+        key_pool,
+        value_pool,
+        batch.block_tables[first:],
+        batch.context_lens[first:],
+        batch.prefill_starts,
+        scale=scale,
     )

@@ -150,6 +150,13 @@ class Batch:
         ]
 
     @cached_property
+    def prefill_starts(self) -> list[int]:
+        """`row_starts` among the rows with several new tokens alone."""
+        first = self.num_decode_rows
+        starts: list[int] = (self.row_starts[first:] - self.row_starts[first]).tolist()
+        return starts
+
+    @cached_property
     def _positions(self) -> IntArray:
         first = np.repeat(self.num_cached - self.row_starts[:-1], self.num_new)
         return first + np.arange(self.num_tokens, dtype=np.int32)

@@ -2,7 +2,7 @@
 
     python tests/msl/mutants.py [file.metal ...]
 
-prints each mutant of kernel_mutants.diff with what caught it, and exits with 1 unless all were.
+prints each mutant of the lists beside it with what caught it, and exits with 1 unless all were.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ if __name__ == "__main__":  # this file's folder would hide modules that have it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from kernel_cases import EXECUTOR, Factory
-from kernel_checks import what_is_wrong
+from kernel_checks import CHECKS, what_is_wrong
+from prefill_checks import PREFILL_CHECKS
 
 from mlx_paged.kernels import metal
 from msl import NO_COMPILER, find_compiler
 
-LIST = Path(__file__).with_name("kernel_mutants.diff")
+LISTS = [Path(__file__).with_name(f"{kernel}_mutants.diff") for kernel in ("kernel", "prefill")]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def code(line: str) -> str:
 
 
 def listed(text: str) -> Iterator[Mutant]:
-    """The mutants of a list in the form of kernel_mutants.diff."""
+    """The mutants of a list: see kernel_mutants.diff."""
     for part in text.split("@@ ")[1:]:
         file, _, faults = part.partition(" @@")
         for fault in re.split(r"^# ", faults, flags=re.MULTILINE)[1:]:
@@ -80,19 +81,20 @@ def listed(text: str) -> Iterator[Mutant]:
             yield Mutant(file, name, old, new)
 
 
-MUTANTS = tuple(listed(LIST.read_text()))
+MUTANTS = tuple(mutant for file in LISTS for mutant in listed(file.read_text()))
 
 
 def caught_by(mutant: Mutant) -> str | None:
     """What notices the mutant, None if nothing does."""
-    return what_is_wrong(Mutating(mutant))
+    checks = PREFILL_CHECKS if mutant.file in ("prefill.metal", "matrix.metal") else CHECKS
+    return what_is_wrong(Mutating(mutant), checks)
 
 
 def main(files: list[str]) -> int:
     if find_compiler() is None:
         print(NO_COMPILER)
         return 1
-    wrong = what_is_wrong()
+    wrong = what_is_wrong(checks=CHECKS + PREFILL_CHECKS)
     if wrong:
         print(f"the kernels as they are don't pass: {wrong}")
         return 1

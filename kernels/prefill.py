@@ -1,0 +1,196 @@
+"""Launches the prefill kernel: new tokens of many sequences attend over what is cached of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+
+from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeShape
+from .metal import Kernel, Launch
+from .prefill_launch import PrefillLaunch, default_prefill_launch
+
+NO_WINDOW = 2**31 - 1  # further back than any token
+
+PREFILL = Kernel(
+    "prefill",
+    "prefill.metal",
+    (
+        "queries",
+        "key_pool",
+        "value_pool",
+        "block_tables",
+        "context_lens",
+        "tiles",
+        "scale",
+        "window",
+    ),
+    ("out",),
+    ("paging.metal", "softmax.metal", "matrix.metal"),
+)
+
+
+def paged_prefill_attention(
+    queries: mx.array,
+    key_pool: mx.array,
+    value_pool: mx.array,
+    block_tables: mx.array,
+    context_lens: mx.array,
+    row_starts: Sequence[int],
+    *,
+    scale: float,
+    window: int | None = None,
+    launch: PrefillLaunch | None = None,
+) -> mx.array:
+    """Causal attention of each sequence's last tokens over its blocks, read where they lie.
+
+    Args:
+        queries: [N, query heads, head_dim], of the pools' dtype: the new tokens of one sequence
+            after the other, of which each may have any number.
+        key_pool, value_pool: [blocks, KV heads, block_size, head_dim], row contiguous: see
+            `metal.require_row_contiguous`. A strided pool isn't copied and gives NaN.
+        block_tables: int32 [S, max blocks], of which those of `context_lens` tokens are read.
+        context_lens: int32 [S], tokens of each sequence in its blocks, new ones included.
+        row_starts: host integers [S + 1]: where in `queries` each sequence starts, N at the end.
+        scale: of the scores, usually head_dim**-0.5.
+        window: how many tokens a token sees, itself included; all by default.
+        launch: launch choices, by default those that suit the shape.
+
+    Returns [N, query heads, head_dim] in the queries' dtype. A token's bits depend on its sequence
+    alone: not on the batch, nor on how the sequence was cut into chunks. Raises ValueError for
+    shapes, dtypes or launch choices that the kernel doesn't take.
+    """
+    shape = _shape(queries, key_pool, value_pool)
+    starts = tuple(map(int, row_starts))
+    _check_rows(queries.shape[0], starts, block_tables, context_lens)
+    block_size = key_pool.shape[2]
+    if not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ValueError(f"the kernel takes block sizes 1 to {MAX_BLOCK_SIZE}, not {block_size}")
+    if window is not None and not 1 <= window <= NO_WINDOW:
+        raise ValueError(f"a window is of at least 1 token, the token itself, not {window}")
+    if queries.shape[0] == 0:
+        return mx.zeros_like(queries)
+    choices = _choices(shape, launch)
+    tiles = tile_list(starts, choices.heads, choices.rows)
+    prefill = _launch(shape, choices, block_size, tiles.shape[0], queries.shape[0])
+    (out,) = prefill(
+        queries,
+        key_pool,
+        value_pool,
+        block_tables,
+        context_lens,
+        tiles,
+        _scalar(scale, mx.float32),
+        _scalar(window or NO_WINDOW, mx.int32),
+    )
+    return out
+
+
+@lru_cache(maxsize=16)
+def tile_list(row_starts: tuple[int, ...], heads: int, rows: int) -> mx.array:
+    """What each threadgroup of a KV head takes, int32 [tiles, 4].
+
+    A tile is (sequence, first of its rows, the sequence's first query, how many queries it has),
+    where a sequence has a row for each query and head. A sequence's last rows, which see the most,
+    come first, so that the longest work isn't begun last. Kept, since all layers ask for the same.
+    """
+    tiles = [
+        (seq, row, start, stop - start)
+        for seq, (start, stop) in enumerate(pairwise(row_starts))
+        for row in reversed(range(0, (stop - start) * heads, rows))
+    ]
+    return mx.array(np.array(tiles, np.int32))
+
+
+@lru_cache(maxsize=256)
+def _launch(
+    shape: DecodeShape,
+    choices: PrefillLaunch,
+    block_size: int,
+    num_tiles: int,
+    num_queries: int,
+) -> Launch:
+    """A launch whose template has nothing of lengths, so that no prompt compiles anything anew."""
+    return PREFILL.launch(
+        template=[
+            ("T", shape.dtype),
+            ("D", shape.head_dim),
+            ("KV_HEADS", shape.num_kv_heads),
+            ("GROUP", shape.group_size),
+            ("BLOCK", block_size),
+            ("HEADS", choices.heads),
+            ("KEYS", choices.keys),
+            ("SIMDGROUPS", choices.simdgroups),
+            ("COLUMN_SPLITS", choices.column_splits),
+        ],
+        threadgroups=(
+            shape.num_kv_heads * choices.head_splits(shape.group_size),
+            num_tiles,
+            1,
+        ),
+        threads=(choices.num_threads, 1, 1),
+        threadgroup_bytes=choices.threadgroup_bytes(shape),
+        output_shapes=[(num_queries, shape.num_query_heads, shape.head_dim)],
+        output_dtypes=[shape.dtype],
+    )
+
+
+@lru_cache(maxsize=64)
+def _choices(shape: DecodeShape, launch: PrefillLaunch | None) -> PrefillLaunch:
+    choices = launch or default_prefill_launch(shape)
+    choices.check(shape)
+    return choices
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, dtype: mx.Dtype) -> mx.array:
+    return mx.array(value, dtype)
+
+
+def _shape(queries: mx.array, keys: mx.array, values: mx.array) -> DecodeShape:
+    if queries.ndim != 3 or keys.ndim != 4 or keys.shape != values.shape:
+        raise ValueError(
+            "queries are [tokens, query heads, head_dim] and both pools [blocks, KV heads, "
+            f"block_size, head_dim], not {queries.shape}, {keys.shape} and {values.shape}"
+        )
+    if not queries.dtype == keys.dtype == values.dtype or queries.dtype not in DTYPES:
+        raise ValueError(
+            f"queries, keys and values share one dtype of {', '.join(map(str, DTYPES))}, and "
+            f"are {queries.dtype}, {keys.dtype} and {values.dtype}"
+        )
+    _, num_query_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[1]
+    if head_dim != keys.shape[3] or head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"the kernel takes head_dim {HEAD_DIMS}, the same for queries and pools, and not "
+            f"{head_dim} and {keys.shape[3]}: use the gather path"
+        )
+    if num_query_heads % num_kv_heads:
+        raise ValueError(
+            f"{num_query_heads} query heads can't share {num_kv_heads} KV heads evenly"
+        )
+    return DecodeShape(num_query_heads, num_kv_heads, head_dim, queries.dtype)
+
+
+def _check_rows(
+    num_queries: int,
+    row_starts: tuple[int, ...],
+    block_tables: mx.array,
+    context_lens: mx.array,
+) -> None:
+    num_sequences = len(row_starts) - 1
+    is_rising = all(start <= stop for start, stop in pairwise(row_starts))
+    if not row_starts or not is_rising or (row_starts[0], row_starts[-1]) != (0, num_queries):
+        raise ValueError(
+            f"row_starts rise from 0 to the number of queries, {num_queries}, and not as "
+            f"{list(row_starts)}"
+        )
+    for name, array, ndim in (("block_tables", block_tables, 2), ("context_lens", context_lens, 1)):
+        if array.dtype != mx.int32 or array.ndim != ndim or array.shape[0] != num_sequences:
+            raise ValueError(
+                f"{name} are int32 with {num_sequences} rows, one per sequence, not "
+                f"{array.dtype} of {array.shape}"
+            )
