@@ -4,6 +4,7 @@
     python scripts/kernel.py --plot kernel.png --json kernel.json
     python scripts/kernel.py --sweep              # on a Mac: find this chip's best launch, keep it
     python scripts/kernel.py --lengths scripts/data/sharegpt.json
+    python scripts/kernel.py --prefill            # the last 512 tokens of each are a prompt's
 
 On a Mac the decode kernel and a plain copy are timed against their contiguous variants, and MLX's
 own attention beside them. Elsewhere nothing about Metal can be timed: then the gather path's times
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from kernel_bench import counts, report
+from kernel_bench import counts, prefill, report
 from kernel_bench.gather_arms import GatherArms
 from kernel_bench.metal_arms import MetalArms
 from kernel_bench.options import parse
@@ -35,9 +36,13 @@ from rich.progress import track
 
 from mlx_paged.kernels import metal, tuned
 from mlx_paged.kernels.launch import DecodeLaunch
+from mlx_paged.kernels.prefill_launch import default_prefill_launch
 
 COUNTED_TOKENS = 1024
+COUNTED_PREFILL_TOKENS = 256
 ON_CPU = Clock(warm_s=0.2, windows=3, window_s=0.2)
+
+RATES = {"ms": "ms", "gb_per_s": "GB/s", "tokens_per_s": "tokens/s"}
 
 console = Console(stderr=True)
 
@@ -47,7 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     options, workload, launch = parsed.options, parsed.workload, parsed.launch
     if options.sweep:
         return sweep(workload)
-    console.print(f"{describe(workload)}; {launch}", soft_wrap=True)
     rows: list[dict[str, Any]] = [
         {"block_size": size, "order": order} for size in options.block_sizes for order in ORDERS
     ]
@@ -56,19 +60,55 @@ def main(argv: list[str] | None = None) -> int:
         "sequences": len(workload.lens),
         "cached_tokens": sum(workload.lens),
         "shape": str(workload.shape),
-        "launch": launch.to_dict(),
         "rows": rows,
     }
-    if not options.no_times:
-        add_times = metal_times if metal.is_available() else gather_times
-        result["contiguous"] = add_times(rows, workload, launch)
-    result["counted"] = add_counts(rows, workload.reduced(COUNTED_TOKENS), launch)
+    if options.prefill:
+        result |= measure_prefill(rows, workload, options)
+    else:
+        result |= measure_decode(rows, workload, launch, options)
     show(result, options)
     bound = MAX_ERROR[workload.shape.dtype]
     if any(not row.get("max_error", 0) <= bound for row in rows):
         console.print(f"wrong results: an error is above {bound:g}, and no time counts")
         return 1
     return 0
+
+
+def measure_decode(
+    rows: list[dict[str, Any]],
+    workload: Workload,
+    launch: DecodeLaunch,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Add times and counts of one decode step to the rows; return what goes beside them."""
+    console.print(f"{describe(workload)}; {launch}", soft_wrap=True)
+    result: dict[str, Any] = {"launch": launch.to_dict()}
+    if not options.no_times:
+        add_times = metal_times if metal.is_available() else gather_times
+        result["contiguous"] = add_times(rows, workload, launch)
+    result["counted"] = add_counts(rows, workload.reduced(COUNTED_TOKENS), launch)
+    return result
+
+
+def measure_prefill(
+    rows: list[dict[str, Any]], workload: Workload, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The same of one pass over each sequence's last tokens; off Metal nothing is timed."""
+    work = prefill.Prefill(workload, options.prefill)
+    launch = default_prefill_launch(workload.shape)
+    console.print(f"{describe(workload)}, {work.num_new} of each new; {launch}", soft_wrap=True)
+    result: dict[str, Any] = {"new_tokens": work.num_tokens, "launch": vars(launch)}
+    if metal.is_available() and not options.no_times:
+        mlx_times = prefill.times(work, rows, Clock(), progress("timing prefill"))
+        result["contiguous"] = {"MLX's own attention": mlx_times}
+    if counts.NO_COMPILER:
+        console.print(f"Bytes and errors aren't counted here: {counts.NO_COMPILER}")
+        return result | {"counted": None}
+    reduced = work.reduced(COUNTED_PREFILL_TOKENS)
+    for row in track(rows, "counting bytes", console=console, transient=True):
+        row.update(prefill.count(reduced, row["block_size"], row["order"], launch))
+    lens = reduced.workload.lens
+    return result | {"counted": {"sequences": len(lens), "cached_tokens": sum(lens)}}
 
 
 def metal_times(
@@ -193,7 +233,8 @@ def show(result: dict[str, Any], options: argparse.Namespace) -> None:
         size = f"{counted['sequences']} sequences, {counted['cached_tokens']} tokens"
         notes.append(f"bytes{'' if metal.is_available() else ' and errors'} counted at {size}")
     for name, times in result.get("contiguous", {}).items():
-        notes.append(f"contiguous, {name}: {times['ms']:.3g} ms, {times['gb_per_s']:.3g} GB/s")
+        rates = (f"{value:.3g} {RATES[unit]}" for unit, value in times.items())
+        notes.append(f"contiguous, {name}: {', '.join(rates)}")
     shown = Console(stderr=options.json == "-")
     if not shown.is_terminal:
         shown.width = 150

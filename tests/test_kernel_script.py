@@ -91,6 +91,31 @@ def test_a_mac_gets_kernel_times_beside_the_contiguous_cache(
     assert len(result["contiguous"]) == 3
 
 
+def test_prefill_is_counted_beside_one_head_in_a_tile(
+    quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_compiler()
+    assert quick.main([*SMALL, "--prefill", "13", "--json"]) == 0
+    for row in rows_of(capsys.readouterr().out):
+        assert 1 < row["kv_bytes_loaded_over_needed"] < row["kv_bytes_loaded_over_needed_by_head"]
+        assert 0 < row["max_error"] < 1e-3
+        assert "prefill_ms" not in row
+
+
+def test_a_mac_gets_prefill_times_beside_mlxs_own_attention(
+    quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_compiler()
+    with metal.using(EXECUTOR.metal_kernel):
+        assert quick.main([*SMALL, "--prefill", "13", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for row in result["rows"]:
+        tokens = row["prefill_tokens_per_s"] * row["prefill_ms"] / 1e3
+        assert round(tokens) == result["new_tokens"] == 26
+        assert row["prefill_of_mlx_rate"] > 0 and row["max_error"] < 1e-3
+    assert result["contiguous"]["MLX's own attention"]["tokens_per_s"] > 0
+
+
 def test_a_sweep_keeps_the_fastest_launch(
     quick: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -138,6 +163,8 @@ def test_wrong_results_fail_the_measurement(
         (["--block-sizes", "512"], "512 is over 256 tokens"),
         (["--lengths", "nowhere.json"], "nowhere.json"),
         (["--plot", "a.png", "--no-times"], "--no-times leaves them out"),
+        (["--prefill", "--plot", "a.png"], "--prefill has a table alone"),
+        (["--prefill", "9", "--tokens", "8"], "--prefill 9 is more than the 8 --tokens"),
     ],
     ids=str,
 )

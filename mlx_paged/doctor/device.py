@@ -34,7 +34,7 @@ def attention(question: Question) -> Iterator[Finding]:
         reason = f"auto: Metal is here, but MLX's default device is {mx.default_device()}"
     else:
         reason = "auto: no Metal here; gathers blocks with MLX operations"
-    yield Finding("device", "attention", f"{path} ({reason})", path)
+    yield Finding("device", "attention", f"{path} in decode and prefill ({reason})", path)
 
 
 def launch_choices(question: Question) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ _EXECUTOR = msl.Executor(may_leave_unwritten=("partial_out", "partial_stats"))
 NO_COMPILER = None if msl.find_compiler() else msl.NO_COMPILER
 
 
-class _Reports:
+class Reports:
     """Makes kernels with the executor and keeps the reports of their launches."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def count(
 ) -> dict[str, float]:
     """Run one decode step on this machine's processor and say what the kernels loaded."""
     kv = workload.kv()
-    reports = _Reports()
+    reports = Reports()
     with metal.using(reports):
         out = paged_decode_attention(
             workload.queries(),

@@ -34,7 +34,7 @@ class MetalArms:
             return [
                 paged_decode_attention(
                     self.queries,
-                    *self._pools(i, block_size),
+                    *self.pools(i, block_size),
                     tables,
                     self.context_lens,
                     scale=self.workload.scale,
@@ -50,7 +50,7 @@ class MetalArms:
             return [
                 contiguous_decode_attention(
                     self.queries,
-                    *self._contiguous(i),
+                    *self.contiguous(i),
                     self.context_lens,
                     scale=self.workload.scale,
                     max_context_len=self.workload.max_len,
@@ -67,7 +67,7 @@ class MetalArms:
             mask = mx.arange(self.workload.max_len) < self.context_lens[:, None, None, None]
 
         def call(i: int) -> list[mx.array]:
-            keys, values = self._contiguous(i)
+            keys, values = self.contiguous(i)
             queries = self.queries[:, :, None]
             return [
                 mx.fast.scaled_dot_product_attention(
@@ -81,7 +81,7 @@ class MetalArms:
         tables = mx.array(self.workload.tables(block_size, order))
 
         def call(i: int) -> list[mx.array]:
-            pools = self._pools(i, block_size)
+            pools = self.pools(i, block_size)
             longest = self.workload.max_len
             return list(paged_copy(*pools, tables, self.context_lens, max_context_len=longest))
 
@@ -91,17 +91,17 @@ class MetalArms:
         def call(i: int) -> list[mx.array]:
             longest = self.workload.max_len
             copies = contiguous_copy(
-                *self._contiguous(i), self.context_lens, max_context_len=longest
+                *self.contiguous(i), self.context_lens, max_context_len=longest
             )
             return list(copies)
 
         return self._copy_arm("copy contiguous", call)
 
-    def _pools(self, i: int, block_size: int) -> tuple[mx.array, mx.array]:
+    def pools(self, i: int, block_size: int) -> tuple[mx.array, mx.array]:
         kv = self.caches[i % len(self.caches)]
         return self.workload.pool(kv.keys, block_size), self.workload.pool(kv.values, block_size)
 
-    def _contiguous(self, i: int) -> tuple[mx.array, mx.array]:
+    def contiguous(self, i: int) -> tuple[mx.array, mx.array]:
         kv = self.caches[i % len(self.caches)]
         return self.workload.contiguous(kv.keys), self.workload.contiguous(kv.values)
 

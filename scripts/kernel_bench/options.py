@@ -20,6 +20,7 @@ from mlx_paged.kernels.launch import (
 from .workload import Workload, drawn_lens, equal_lens
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PREFILL_TOKENS = 512
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 
@@ -36,6 +37,10 @@ def parse(argv: list[str] | None, description: str) -> Parsed:
     options = parser.parse_args(argv)
     if options.plot and options.no_times:
         parser.error("--plot shows times, and --no-times leaves them out")
+    if options.prefill and (options.plot or options.sweep or options.lengths):
+        parser.error("--prefill has a table alone, of sequences of --tokens tokens each")
+    if options.prefill and options.prefill > options.tokens:
+        parser.error(f"--prefill {options.prefill} is more than the {options.tokens} --tokens")
     try:
         shape = _shape(options)
         workload = Workload(shape, _lens(options), options.seed)
@@ -72,6 +77,15 @@ def _parser(description: str) -> argparse.ArgumentParser:
         default=BLOCK_SIZES,
         metavar="N",
         help=f"default {' '.join(map(str, BLOCK_SIZES))}",
+    )
+    work.add_argument(
+        "--prefill",
+        type=_positive,
+        nargs="?",
+        const=PREFILL_TOKENS,
+        metavar="N",
+        help="the prefill kernel instead: the last N tokens of each sequence are new "
+        f"(without N {PREFILL_TOKENS})",
     )
     work.add_argument("--seed", type=int, default=0, help="of values, lengths and block order")
     launch = parser.add_argument_group("launch choices, by default what suits chip and shape")

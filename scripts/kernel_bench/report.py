@@ -22,7 +22,11 @@ COLUMNS = (
     ("gather ms", "gather_ms", "{:.1f}"),
     ("vs contiguous", "gather_over_contiguous", "{:.2f}x"),
     ("GB/s", "gather_gb_per_s", "{:.1f}"),
+    ("prefill ms", "prefill_ms", "{:.3f}"),
+    ("tokens/s", "prefill_tokens_per_s", "{:.0f}"),
+    ("of MLX's rate", "prefill_of_mlx_rate", "{:.2f}"),
     ("K, V bytes loaded / needed", "kv_bytes_loaded_over_needed", "{:.3f}"),
+    ("with one head in a tile", "kv_bytes_loaded_over_needed_by_head", "{:.3f}"),
     ("table bytes / K, V bytes", "table_bytes_over_kv_bytes", "{:.5f}"),
     ("max error", "max_error", "{:.1e}"),
 )
