@@ -59,6 +59,8 @@ class Meter:
         full: memory, added up over the steps in which somebody waited.
         num_steps, num_running: steps until the last arrival, and requests that ran in them.
         num_waiting_at_end: requests that waited when the last one arrived.
+        num_preempted_tokens: stored tokens that preempted requests gave up.
+        num_computed: tokens of all forward passes.
 
     Args:
         num_requests: that will be served.
@@ -75,6 +77,8 @@ class Meter:
     num_running: int = 0
     num_finished: int = 0
     num_preemptions: int = 0
+    num_preempted_tokens: int = 0
+    num_computed: int = 0
     last_step: int = 0
     delays: list[float] = field(default_factory=list)
     num_waiting_at_end: int = 0

@@ -12,11 +12,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from measurements.allocators import Allocator
 from measurements.meter import Memory, Meter
 from measurements.reservations import Reserve
 from mlx_paged.blocks import BlockPool
+from mlx_paged.blocks.prefix import HashIndex
+from mlx_paged.blocks.prefix_cache import PrefixCache
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.request import Request, Sample
 from mlx_paged.engine.scheduler import Policy, Scheduler
@@ -147,24 +150,41 @@ def serve_contiguous(
     return meter
 
 
+class Traits(Protocol):
+    """What the scheduler sees of requests, beside their lengths."""
+
+    def prompt(self, i: int, arrival: Arrival) -> list[int]:
+        """Token ids of the i-th request's prompt."""
+
+    def priority(self, i: int) -> int:
+        """Lower goes first, under the policy "priority"."""
+
+
 class _Library:
     """This library's BlockPool and Scheduler, with a model that costs nothing."""
 
-    def __init__(self, num_blocks: int, block_size: int, policy: Policy) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, policy: Policy, traits: Traits | None
+    ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
+        cache = PrefixCache(self.pool, HashIndex(block_size)) if traits else None
         self.scheduler = Scheduler(
-            self.pool, policy=policy, max_num_seqs=MAX_RUNNING, max_num_batched_tokens=2**30
+            self.pool,
+            cache,
+            policy=policy,
+            max_num_seqs=MAX_RUNNING,
+            max_num_batched_tokens=2**30,
         )
-        self.num_added = 0
+        self.traits = traits
         self.times: dict[str, float] = {}
 
-    def add(self, arrival: Arrival, priority: int) -> None:
-        name = str(self.num_added)
-        self.num_added += 1
-        self.times[name] = arrival.time
+    def add(self, arrival: Arrival) -> None:
+        i = len(self.times)
+        self.times[str(i)] = arrival.time
         params = SamplingParams(max_tokens=arrival.answer)
-        prompt = [0] * arrival.prompt
-        self.scheduler.add(Request(name, prompt, params, arrival.answer, priority))
+        prompt = self.traits.prompt(i, arrival) if self.traits else [0] * arrival.prompt
+        priority = self.traits.priority(i) if self.traits else 0
+        self.scheduler.add(Request(str(i), prompt, params, arrival.answer, priority))
 
     def begun(self, samples: list[Sample]) -> Iterator[float]:
         """Times of arrival of those that run for the first time."""
@@ -200,30 +220,34 @@ def serve_paged(
     block_size: int,
     tick: Tick = bool,
     policy: Policy = "fcfs",
-    priority: Callable[[int], int] = lambda i: 0,
+    traits: Traits | None = None,
 ) -> Meter:
     """Blocks are taken as answers grow; the youngest requests are preempted when none is left.
 
     Args:
-        priority: of the i-th request, for the policy "priority".
+        policy: of the scheduler.
+        traits: of the requests; with them prefixes are cached.
 
     Raises:
         ValueError: a request is longer than the pool.
     """
-    library = _Library(num_blocks, block_size, policy)
+    library = _Library(num_blocks, block_size, policy, traits)
     scheduler = library.scheduler
     meter, left = Meter(len(requests)), Arrivals(requests)
     step = 0
     while left or scheduler.has_work():
         for arrival in left.until(step):
-            library.add(arrival, priority(library.num_added))
+            library.add(arrival)
         plan = scheduler.schedule()
         if not plan:
             step = left.next_step()
             continue
         samples = plan.samples
         meter.delays += [step - time for time in library.begun(samples)]
+        meter.num_computed += plan.num_tokens
+        meter.num_preempted_tokens += sum(sample.num_tokens - 1 for sample in plan.preempted)
         scheduler.advance(plan)
+        scheduler.publish(plan)
         num_waiting, memory = len(scheduler.waiting), library.memory(samples)
         meter.count(len(samples), num_waiting, left.num_arrived, memory)
         step += 1
