@@ -2,6 +2,8 @@
 //
 // Apple doesn't document the map. MLX's own kernels rely on it, and so does the row-wise softmax here.
 
+#include <metal_simdgroup_matrix>
+
 int fragment_row(int lane) {
     return (lane / 4 & 4) + lane / 2 % 4;
 }

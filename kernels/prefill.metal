@@ -73,7 +73,6 @@ const auto blocks = block_tables + seq * block_tables_strides[0];
 threadgroup Quad keys[KEYS * STRIDE / 4];
 threadgroup Quad values[KEYS * STRIDE / 4];
 const threadgroup T* const key_rows = (const threadgroup T*)keys;
-const threadgroup T* const value_rows = (const threadgroup T*)values;
 
 for (int begin = first / KEYS * KEYS; begin <= last && readable; begin += KEYS) {
     threadgroup_barrier(mem_flags::mem_threadgroup);       // all have read the tile before
@@ -141,8 +140,9 @@ for (int begin = first / KEYS * KEYS; begin <= last && readable; begin += KEYS) 
         o[c].thread_elements()[1] *= fade;
         UNROLL for (int k = 0; k < KEY_TILES; k++) {
             const int at = (k * 8 + lane_row) * STRIDE + (part * COLUMNS + c) * 8 + lane_column;
-            b.thread_elements()[0] = float(value_rows[at]);
-            b.thread_elements()[1] = float(value_rows[at + 1]);
+            const Pair pair = ((const threadgroup Pair*)values)[at / 2];
+            b.thread_elements()[0] = float(pair.x);
+            b.thread_elements()[1] = float(pair.y);
             simdgroup_multiply_accumulate(o[c], scores[k], b, o[c]);
         }
     }
