@@ -55,7 +55,7 @@ def never_return_from_c():
 
 
 class LLM:
-    def __init__(self, model, dtype, block_size, num_blocks, kv_memory, attention):
+    def __init__(self, model, dtype, block_size, num_blocks, kv_memory, attention, **kv_format):
         if model == "broken":
             raise ValueError("there is no folder broken")
         if model == "bug":
@@ -70,7 +70,7 @@ class LLM:
         self.tokenizer = Tokenizer()
         self.loaded = types.SimpleNamespace(description=f"{model}: fake, {dtype}")
         self.block_size, self.num_blocks, self.attention = block_size, num_blocks or 100, "gather"
-        self.kv_memory = kv_memory
+        self.kv_memory, self.kv_format = kv_memory, kv_format
 
     def stats(self):
         return types.SimpleNamespace(counts=types.SimpleNamespace(max_blocks_used=5))
@@ -94,7 +94,8 @@ class LLM:
 
     def stream(self, prompt, params, progress=None):
         if os.environ.get("SHOW_PROMPT"):
-            print(bytes(prompt).decode(), params, f"kv_memory={self.kv_memory}", file=sys.stderr)
+            shown = f"kv_memory={self.kv_memory} {self.kv_format}"
+            print(bytes(prompt).decode(), params, shown, file=sys.stderr)
         progress(len(prompt), len(prompt))
         for i in range(min(NUM_TOKENS, params.max_tokens)):
             time.sleep(SECONDS_PER_TOKEN)

@@ -85,12 +85,14 @@ def test_the_chat_template_is_applied_unless_raw():
 
 def test_options_reach_the_model():
     options = "--temp 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --seed 3 --max-tokens 1"
-    result = run("generate", "hi", *options.split(), "--kv-memory", "0.5", SHOW_PROMPT="1")
+    options += " --kv-memory 0.5 --kv-bits 4 --kv-group-size 64"
+    result = run("generate", "hi", *options.split(), SHOW_PROMPT="1")
     assert (
         "temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, seed=3, max_tokens=1"
         in result.stderr.decode()
     )
-    assert f"kv_memory={2**29}" in result.stderr.decode()
+    kv_format = {"kv_bits": 4, "kv_group_size": 64}
+    assert f"kv_memory={2**29} {kv_format}" in result.stderr.decode()
 
 
 def test_a_dash_reads_the_prompt_from_stdin():

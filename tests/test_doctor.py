@@ -56,6 +56,32 @@ def test_the_pool_size_follows_from_memory_model_and_block_size(capsys, checkpoi
     assert halved["memory"]["block"]["value"] * 2 == found["memory"]["block"]["value"]
 
 
+@pytest.mark.parametrize(
+    ("bits", "group_size", "row_nbytes"), [(8, 32, 144), (8, 64, 136), (4, 32, 80), (4, 64, 72)]
+)
+def test_a_quantised_pool_has_room_for_more_tokens(capsys, tmp_path, bits, group_size, row_nbytes):
+    config = tiny_config("llama", head_dim=128)
+    path = write_checkpoint(tmp_path, config, tiny_model(config))
+    options = ["--model", path, "--dtype", "float16", "--kv-memory", 0.25]
+    _, plain = report(capsys, *options)
+    _, found = report(capsys, *options, "--kv-bits", bits, "--kv-group-size", group_size)
+    assert f"K and V in {bits} bits in groups of {group_size}" in found["memory"]["block"]["text"]
+    share = found["memory"]["block"]["value"] / plain["memory"]["block"]["value"]
+    assert share == row_nbytes / 256
+    for name in ("pool", "room for"):
+        tokens, before = (r["memory"][name]["value"]["num_tokens"] for r in (found, plain))
+        assert tokens / before == pytest.approx(1 / share, rel=1e-3)
+
+
+def test_heads_that_cannot_be_quantised_are_named(capsys, tmp_path):
+    config = tiny_config("llama", head_dim=16)
+    path = write_checkpoint(tmp_path, config, tiny_model(config))
+    status, found = report(capsys, "--model", path, "--kv-bits", 8)
+    assert status == 1
+    assert found["memory"]["block"]["level"] == "missing"
+    assert "heads of 16 elements" in found["memory"]["block"]["text"]
+
+
 def tiny_parameters():
     from mlx.utils import tree_flatten
 

@@ -4,20 +4,24 @@ import gc
 
 import mlx.core as mx
 import pytest
+from greedy import ours_of
 from tiny_engine import CONFIG, make_prompts, paged_model, run
+from tiny_models import tiny_config, tiny_model
 
+from mlx_paged.cache.kv_format import BlockShape
 from mlx_paged.engine import pool_size
 from mlx_paged.engine.engine import Engine
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
-from mlx_paged.engine.pool_size import GIB, MIB, BlockShape, num_pool_blocks
+from mlx_paged.engine.pool_size import GIB, MIB, num_pool_blocks
 from mlx_paged.memory import MemoryLimit
 
 BLOCK = BlockShape(num_elements=2 * 16 * 64, nbytes=MIB)
 
 
+@pytest.mark.parametrize("kv_bits", [None, 8])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_mixed_steps_write_the_pool_in_place(preemption):
+def test_mixed_steps_write_the_pool_in_place(preemption, kv_bits):
     """Prefill chunks, decodes, forks with copies, a preemption, graphs built ahead and dropped."""
     options = EngineOptions(
         block_size=16,
@@ -26,10 +30,12 @@ def test_mixed_steps_write_the_pool_in_place(preemption):
         max_num_batched_tokens=32,
         preemption=preemption,
         prefix_caching="radix",
+        kv_bits=kv_bits,
     )
-    engine = Engine(paged_model(), None, options)
+    model = ours_of(tiny_model(tiny_config())) if kv_bits else paged_model()  # heads of 32, of 16
+    engine = Engine(model, None, options)
     engine.pool.blocks.allocate(24_000 - 30)
-    assert engine.pool.nbytes > 180 * MIB
+    assert engine.pool.nbytes > 110 * MIB
     prompts = make_prompts(6, max_length=90)
     prompts.append([*prompts[0][:70], 1, 2, 3])
     mx.synchronize()

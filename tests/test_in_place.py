@@ -1,6 +1,7 @@
 """Writing to the pool does not copy it: extra peak memory stays below a tenth of a pool."""
 
 import mlx.core as mx
+import pytest
 from greedy import ours_of
 from mlx_lm.generate import generate_step
 from tiny_models import tiny_config, tiny_model
@@ -20,9 +21,10 @@ def extra_peak_pools(pool, run):
     return (mx.get_peak_memory() - before) / pool.nbytes
 
 
-def test_fifty_steps_with_prefill_chunks_and_copies_on_write():
+@pytest.mark.parametrize("kv_bits", [None, 8, 4])
+def test_fifty_steps_with_prefill_chunks_and_copies_on_write(kv_bits):
     model = ours_of(tiny_model(tiny_config("qwen2")))
-    pool = KVPool.for_model(model, NUM_BLOCKS)
+    pool = KVPool.for_model(model, NUM_BLOCKS * 16 // (kv_bits or 16), kv_bits=kv_bits)
 
     def run():
         sequences = [Sequence(pool.blocks, range(100))]
@@ -44,8 +46,9 @@ def test_fifty_steps_with_prefill_chunks_and_copies_on_write():
     assert extra_peak_pools(pool, run) < 0.1
 
 
-def test_copying_blocks_takes_memory_for_the_blocks_alone():
-    pool = KVPool(2, 2, 32, NUM_BLOCKS, 16, mx.float32)
+@pytest.mark.parametrize("kv_bits", [None, 4])
+def test_copying_blocks_takes_memory_for_the_blocks_alone(kv_bits):
+    pool = KVPool(2, 2, 32, NUM_BLOCKS, 16, mx.float32, kv_bits)
     assert extra_peak_pools(pool, lambda: pool.copy_blocks([(0, 1), (2, 3)])) < 0.1
 
 

@@ -10,6 +10,7 @@ from mlx_paged.cache.batch import Batch
 from mlx_paged.cache.gather import gather_decode_attention, gather_prefill_attention
 from mlx_paged.kernels import metal, paged_decode_attention, paged_prefill_attention
 from mlx_paged.kernels.launch import HEAD_DIMS
+from mlx_paged.kernels.quantized import PoolArray
 
 AttentionPath = Literal["auto", "metal", "gather"]
 
@@ -45,8 +46,8 @@ def choose_path(
 
 def paged_attention(
     queries: mx.array,
-    key_pool: mx.array,
-    value_pool: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
     batch: Batch,
     scale: float,
     path: Literal["metal", "gather"],
@@ -67,7 +68,12 @@ def paged_attention(
     """
     num_decode = batch.num_decode_rows
     outputs = []
-    if num_decode and path == "metal":
+    if (
+        num_decode
+        and path == "metal"
+        and isinstance(key_pool, mx.array)
+        and isinstance(value_pool, mx.array)
+    ):
         outputs.append(_metal_decode(queries[:num_decode], key_pool, value_pool, batch, scale))
     elif num_decode:
         outputs.append(
@@ -75,8 +81,10 @@ def paged_attention(
         )
     if num_decode < batch.num_tokens:
         new = queries[num_decode:]
-        prefill = _metal_prefill if path == "metal" else gather_prefill_attention
-        outputs.append(prefill(new, key_pool, value_pool, batch, scale))
+        if path == "metal" and isinstance(key_pool, mx.array) and isinstance(value_pool, mx.array):
+            outputs.append(_metal_prefill(new, key_pool, value_pool, batch, scale))
+        else:
+            outputs.append(gather_prefill_attention(new, key_pool, value_pool, batch, scale))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 

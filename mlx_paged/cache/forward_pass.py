@@ -53,7 +53,7 @@ def step(
     batch = Batch.of(rows, pool.block_size)
     cache = PagedCache(pool, batch, attention)
     logits = model(mx.array(tokens), cache, batch.cu_seqlens_q[1:] - 1)
-    mx.eval(logits, pool.keys, pool.values)
+    mx.eval(logits, pool.arrays)
     for sequence, n in zip(sequences, num_new_tokens, strict=True):
         sequence.num_cached_tokens += n
     return logits

@@ -7,11 +7,13 @@ x86 CPU. Sums and softmax are in float32, whatever the pool's dtype.
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import mlx.core as mx
 
 from mlx_paged.cache.batch import Batch
 from mlx_paged.cache.decode_groups import DecodeGroup
+from mlx_paged.kernels.quantized import PoolArray
 
 LOG2_E = math.log2(math.e)
 
@@ -24,7 +26,7 @@ MIN_IN_PLACE_BLOCK_SIZE = 8
 
 
 def gather_decode_attention(
-    queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
+    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
 ) -> mx.array:
     """Attention of the rows with one new token, [R, num_heads, head_dim].
 
@@ -41,7 +43,7 @@ def gather_decode_attention(
 
 
 def _attend_group(
-    queries: mx.array, key_pool: mx.array, value_pool: mx.array, group: DecodeGroup, scale: float
+    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, group: DecodeGroup, scale: float
 ) -> mx.array:
     """Attend over each row's full blocks and its tail, the last block, apart.
 
@@ -66,7 +68,7 @@ def _attend_group(
     return (output / total).reshape(queries.shape).astype(queries.dtype)
 
 
-def _full_scores(queries: mx.array, key_pool: mx.array, group: DecodeGroup) -> mx.array:
+def _full_scores(queries: mx.array, key_pool: PoolArray, group: DecodeGroup) -> mx.array:
     """Scores of [R, num_kv_heads, G, head_dim] with each row's full blocks, [..., tokens]."""
     num_rows, num_kv_heads, num_queries, head_dim = queries.shape
     if not _multiplies_in_place(key_pool):
@@ -81,7 +83,7 @@ def _full_scores(queries: mx.array, key_pool: mx.array, group: DecodeGroup) -> m
     return by_head.reshape(num_rows, num_kv_heads, num_queries, -1)
 
 
-def _full_outputs(weights: mx.array, value_pool: mx.array, group: DecodeGroup) -> mx.array:
+def _full_outputs(weights: mx.array, value_pool: PoolArray, group: DecodeGroup) -> mx.array:
     """Weighted sums of the values in each row's full blocks, [R, num_kv_heads, G, head_dim]."""
     num_rows, num_kv_heads, num_queries, _ = weights.shape
     if not _multiplies_in_place(value_pool):
@@ -96,26 +98,28 @@ def _full_outputs(weights: mx.array, value_pool: mx.array, group: DecodeGroup) -
     return outputs.sum(axis=1)
 
 
-def _multiplies_in_place(pool: mx.array) -> bool:
+def _multiplies_in_place(pool: PoolArray) -> TypeGuard[mx.array]:
     """Whether blocks can be multiplied where they lie, through gather_mm, without a copy.
 
-    MLX has it for float32 on a CPU. Elsewhere (float16 on a CPU throws) blocks are collected.
+    MLX has it for float32 on a CPU. Elsewhere (float16 on a CPU throws), and where they have to
+    be dequantised, blocks are collected.
     """
     return (
-        pool.dtype == mx.float32
+        isinstance(pool, mx.array)
+        and pool.dtype == mx.float32
         and pool.shape[2] >= MIN_IN_PLACE_BLOCK_SIZE
         and mx.default_device() == mx.Device(mx.cpu)
     )
 
 
-def _collect(pool: mx.array, tables: mx.array) -> mx.array:
+def _collect(pool: PoolArray, tables: mx.array) -> mx.array:
     """Copy blocks [..., B] into contiguous rows, [..., num_kv_heads, B * block_size, head_dim]."""
     blocks = pool[tables].swapaxes(-4, -3)
     return blocks.reshape(*blocks.shape[:-3], -1, blocks.shape[-1])
 
 
 def gather_prefill_attention(
-    queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
+    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
 ) -> mx.array:
     """Causal attention of the rows with several new tokens, [tokens, num_heads, head_dim].
 

@@ -12,16 +12,11 @@ from mlx.utils import tree_flatten
 
 from mlx_paged.blocks import BlockPool
 from mlx_paged.cache.batch import SlotMapping
+from mlx_paged.cache.kv_format import BlockShape, KVFormat, kv_shape
+from mlx_paged.kernels.quantized import PoolArray, parts
 
 # Indices of larger arrays overflow 32 bits in parts of MLX.
 MAX_ARRAY_ELEMENTS = 2**31 - 1
-
-
-def kv_shape(args: Any) -> tuple[int, int]:
-    """Number of KV heads and head dimension of a model with these arguments."""
-    num_kv_heads = getattr(args, "num_key_value_heads", None) or args.num_attention_heads
-    head_dim = getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads
-    return num_kv_heads, head_dim
 
 
 def embedding_dtype(model: nn.Module) -> mx.Dtype:
@@ -36,15 +31,16 @@ def embedding_dtype(model: nn.Module) -> mx.Dtype:
 class Checkpoint(NamedTuple):
     """The arrays of a pool before some writes."""
 
-    keys: list[mx.array]
-    values: list[mx.array]
+    keys: list[PoolArray]
+    values: list[PoolArray]
 
 
 class KVPool:
     """One K and one V array per layer, each [num_blocks, num_kv_heads, block_size, head_dim].
 
-    A block id means the same position in every layer's arrays, so one block table serves
-    all layers. `blocks` says which of them are free.
+    Each is an MLX array or, with `kv_bits`, a `QuantizedArray`, which reads like one. A block
+    id means the same position in every layer's arrays, so one block table serves all layers.
+    `blocks` says which of them are free.
 
     Writes are in place as long as nothing else holds an array: keep no reference to, slice
     or view of `keys[layer]` or `values[layer]` across a write, and let a forward pass end
@@ -59,11 +55,15 @@ class KVPool:
         num_blocks: int,
         block_size: int = 16,
         dtype: mx.Dtype = mx.float16,
+        kv_bits: int | None = None,
+        kv_group_size: int = 32,
     ) -> None:
+        self.format = KVFormat(dtype, kv_bits, kv_group_size)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        num_elements = num_blocks * num_kv_heads * block_size * head_dim
+        self._block = BlockShape.of(num_layers, num_kv_heads, head_dim, block_size, self.format)
+        num_elements = num_blocks * self._block.num_elements
         if num_elements > MAX_ARRAY_ELEMENTS:
-            most = MAX_ARRAY_ELEMENTS // (num_elements // num_blocks)
+            most = MAX_ARRAY_ELEMENTS // self._block.num_elements
             raise ValueError(
                 f"{num_blocks} blocks make {num_elements} elements per layer, more than MLX can "
                 f"index safely; at most {most} blocks of this shape fit"
@@ -72,23 +72,28 @@ class KVPool:
         self.num_layers = num_layers
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.dtype = dtype
-        self.keys = [mx.zeros(shape, dtype) for _ in range(num_layers)]
-        self.values = [mx.zeros(shape, dtype) for _ in range(num_layers)]
-        mx.eval(self.keys, self.values)
+        self.keys = [self.format.zeros(shape) for _ in range(num_layers)]
+        self.values = [self.format.zeros(shape) for _ in range(num_layers)]
+        mx.eval(self.arrays)
 
     @classmethod
     def for_model(
-        cls, model: nn.Module, num_blocks: int, block_size: int = 16, dtype: mx.Dtype | None = None
+        cls,
+        model: nn.Module,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: mx.Dtype | None = None,
+        **options: Any,
     ) -> KVPool:
         """A pool with the layers and heads of a model, ours or mlx-lm's.
 
         Args:
             dtype: of K and V; that of the model's embeddings if None.
+            options: kv_bits and kv_group_size.
         """
-        num_kv_heads, head_dim = kv_shape(model.args)
+        shape = (len(model.layers), *kv_shape(model.args))
         dtype = dtype or embedding_dtype(model)
-        return cls(len(model.layers), num_kv_heads, head_dim, num_blocks, block_size, dtype)
+        return cls(*shape, num_blocks, block_size, dtype, **options)
 
     @property
     def num_blocks(self) -> int:
@@ -100,10 +105,19 @@ class KVPool:
         return self.blocks.block_size
 
     @property
+    def dtype(self) -> mx.Dtype:
+        """Of the K and V that are written and read."""
+        return self.format.dtype
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All arrays: what a forward pass must evaluate besides its results."""
+        return [part for array in (*self.keys, *self.values) for part in parts(array)]
+
+    @property
     def block_nbytes(self) -> int:
         """Bytes of one block: K and V of `block_size` tokens in every layer."""
-        row_nbytes = self.num_kv_heads * self.head_dim * self.dtype.size
-        return self.num_layers * 2 * self.block_size * row_nbytes
+        return self._block.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -126,12 +140,11 @@ class KVPool:
                 f"values of {values.dtype}; make the pool with the model's dtype"
             )
         for arrays, rows in ((self.keys, keys), (self.values, values)):
-            if rows.shape[0] == 1:
-                # A quarter of a scatter's time on a CPU.
-                start = slot_mapping.first_slot
-                arrays[layer] = mx.slice_update(arrays[layer], rows[:, :, None], start, [0, 2])
-            else:
-                arrays[layer][slot_mapping.blocks, :, slot_mapping.offsets] = rows
+            written = [
+                _write(part, new, slot_mapping)
+                for part, new in zip(parts(arrays[layer]), self.format.split(rows), strict=True)
+            ]
+            arrays[layer] = self.format.join(written)
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks in every layer, K and V: (source, destination) pairs.
@@ -144,7 +157,7 @@ class KVPool:
             return
         sources = mx.array([source for source, _ in pairs])
         destinations = mx.array([destination for _, destination in pairs])
-        arrays = (*self.keys, *self.values)
+        arrays = self.arrays
         contents = [array[sources] for array in arrays]
         # Reading and writing one array in one graph would copy the whole array.
         mx.eval(contents)
@@ -165,3 +178,12 @@ class KVPool:
     def roll_back(self, checkpoint: Checkpoint) -> None:
         """Forget all writes since the checkpoint, none of which has been evaluated."""
         self.keys, self.values = checkpoint
+
+
+def _write(array: mx.array, rows: mx.array, slot_mapping: SlotMapping) -> mx.array:
+    """`array` [blocks, heads, block_size, length] with `rows` [N, heads, length] in N slots."""
+    if rows.shape[0] == 1:
+        # A quarter of a scatter's time on a CPU.
+        return mx.slice_update(array, rows[:, :, None], slot_mapping.first_slot, [0, 2])
+    array[slot_mapping.blocks, :, slot_mapping.offsets] = rows
+    return array

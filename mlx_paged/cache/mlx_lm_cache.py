@@ -13,6 +13,7 @@ from mlx_lm.models.cache import KVCache, create_attention_mask
 from mlx_paged.blocks import Sequence
 from mlx_paged.cache.batch import SlotMapping
 from mlx_paged.cache.kv_pool import KVPool
+from mlx_paged.kernels.quantized import PoolArray
 
 
 def make_paged_prompt_cache(model: nn.Module, pool: KVPool) -> list[PagedKVCache]:
@@ -102,7 +103,7 @@ class PagedKVCache:
             self._gather(pool.values[self._layer]),
         )
 
-    def _gather(self, array: mx.array) -> mx.array:
+    def _gather(self, array: PoolArray) -> mx.array:
         blocks = array[self._prompt.block_table].swapaxes(0, 1)
         return blocks.reshape(1, blocks.shape[0], -1, blocks.shape[-1])[:, :, : self.offset]
 

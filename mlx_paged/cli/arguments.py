@@ -12,6 +12,8 @@ from mlx_paged.weights import DTYPES
 
 MAX_BLOCK_SIZE = 256
 MAX_SEED = 2**64 - 1
+KV_BITS = (8, 4)
+KV_GROUP_SIZES = (32, 64)
 
 MODEL_HELP = "smollm2, smollm2-qwen2, a folder written by mlx_lm.convert, or a hub id"
 
@@ -171,6 +173,19 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--num-blocks", type=whole(1), metavar="N", help="blocks in the pool")
     size.add_argument(
         "--kv-memory", type=number(0, above=True), metavar="GIB", help="memory of the pool in GiB"
+    )
+    group.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=KV_BITS,
+        help="store K and V in codes of so many bits (the model's own precision)",
+    )
+    group.add_argument(
+        "--kv-group-size",
+        type=int,
+        choices=KV_GROUP_SIZES,
+        default=32,
+        help="with --kv-bits, elements that share a scale and a bias (32)",
     )
     group.add_argument(
         "--attention",

@@ -23,6 +23,8 @@ def run(args: argparse.Namespace) -> int:
         block_size=args.block_size,
         num_blocks=args.num_blocks,
         kv_memory=to_bytes(args.kv_memory),
+        kv_bits=args.kv_bits,
+        kv_group_size=args.kv_group_size,
         attention=args.attention,
     )
     findings = examine(question)

@@ -29,4 +29,6 @@ class Question:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = 32
     attention: str = "auto"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlx_paged.cache.kv_format import BlockShape
 from mlx_paged.doctor.finding import Finding, Level, Question
 from mlx_paged.engine.options import EngineOptions
-from mlx_paged.engine.pool_size import BlockShape, num_pool_blocks
+from mlx_paged.engine.pool_size import num_pool_blocks
 from mlx_paged.loader import Plan, plan, uses_gpu
 from mlx_paged.memory import memory_limit
 from mlx_paged.weights import demo
@@ -53,18 +54,25 @@ def demo_weights(question: Question) -> Iterator[Finding]:
 
 def _pool(question: Question, planned: Plan, room_nbytes: int) -> Iterator[Finding]:
     """The pool that a run with these options gets, and the largest that there is room for."""
-    block = _block_shape(question, planned)
-    yield Finding(
-        "memory",
-        "block",
-        f"{block.nbytes / 1024:g} KiB: {question.block_size} tokens of "
-        f"{block.nbytes // question.block_size} bytes",
-        block.nbytes,
-    )
     options = EngineOptions(
         block_size=question.block_size,
         num_blocks=question.num_blocks,
         kv_memory=question.kv_memory,
+        kv_bits=question.kv_bits,
+        kv_group_size=question.kv_group_size,
+    )
+    kv_format = options.kv_format(planned.precision.dtype)
+    try:
+        block = BlockShape.of_model(planned.model.args, question.block_size, kv_format)
+    except ValueError as error:
+        yield Finding("memory", "block", str(error), None, "missing")
+        return
+    yield Finding(
+        "memory",
+        "block",
+        f"{block.nbytes / 1024:g} KiB: {question.block_size} tokens of "
+        f"{block.nbytes // question.block_size} bytes, K and V in {kv_format}",
+        block.nbytes,
     )
     room = max(0, room_nbytes // block.nbytes)
     try:
@@ -75,13 +83,6 @@ def _pool(question: Question, planned: Plan, room_nbytes: int) -> Iterator[Findi
         finding = _blocks("pool", num_blocks, question, block, _how(question))
         yield finding if num_blocks <= room else _too_large(finding)
     yield _blocks("room for", room, question, block, "what weights leave of the limit")
-
-
-def _block_shape(question: Question, planned: Plan) -> BlockShape:
-    args = planned.model.args
-    num_elements = args.num_key_value_heads * question.block_size * args.attention_head_dim
-    nbytes = 2 * args.num_hidden_layers * num_elements * planned.precision.dtype.size
-    return BlockShape(num_elements, nbytes)
 
 
 def _how(question: Question) -> str:

@@ -253,4 +253,4 @@ def _make_prefix_cache(pool: KVPool, options: EngineOptions, name: str) -> Prefi
     if options.prefix_caching == "off":
         return None
     index: type[BlockIndex] = RadixIndex if options.prefix_caching == "radix" else HashIndex
-    return PrefixCache(pool.blocks, index(pool.block_size, (name, str(pool.dtype))))
+    return PrefixCache(pool.blocks, index(pool.block_size, (name, str(pool.format))))

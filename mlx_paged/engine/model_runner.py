@@ -111,7 +111,7 @@ class ModelRunner:
         """Start a step. The one before must have ended."""
         self._checkpoint = None
         outputs = step.drawn.arrays if step.drawn else []
-        mx.async_eval(outputs, self.pool.keys, self.pool.values)
+        mx.async_eval(outputs, self.pool.arrays)
 
     def wait(self, step: Step) -> list[int]:
         """The tokens drawn, once the step has ended."""

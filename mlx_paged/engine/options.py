@@ -8,6 +8,7 @@ from typing import Literal
 import mlx.core as mx
 
 from mlx_paged.cache.attention import AttentionPath
+from mlx_paged.cache.kv_format import KVFormat
 from mlx_paged.engine.scheduler import Policy, Preemption
 
 PrefixCaching = Literal["hash", "radix", "off"]
@@ -27,6 +28,8 @@ class EngineOptions:
         kv_memory: bytes of the pool. By default what the GPU has left, or 1 GiB on a CPU.
         memory_fraction: share of a GPU's recommended working set for weights, activations and
             pool together.
+        kv_bits: 8 or 4 stores K and V in codes of so many bits; None as the model computes them.
+        kv_group_size: with kv_bits, elements of a head that share a scale and a bias, 32 or 64.
         attention: "metal", "gather", or "auto" for Metal kernels where Metal is.
         prefix_caching: "hash" shares whole blocks, found in a hash table; "radix" finds them
             in a tree and also continues a copy of a block that begins alike; "off".
@@ -44,6 +47,8 @@ class EngineOptions:
     num_blocks: int | None = None
     kv_memory: int | None = None
     memory_fraction: float = 0.9
+    kv_bits: int | None = None
+    kv_group_size: int = 32
     attention: AttentionPath = "auto"
     prefix_caching: PrefixCaching = "hash"
     max_num_seqs: int = 256
@@ -67,6 +72,11 @@ class EngineOptions:
             raise ValueError(
                 f"give num_blocks ({self.num_blocks}) or kv_memory ({self.kv_memory}), not both"
             )
+        self.kv_format(mx.float16)  # raises for what it can't be
+
+    def kv_format(self, dtype: mx.Dtype) -> KVFormat:
+        """How the K and V of a model that computes in `dtype` are stored."""
+        return KVFormat(dtype, self.kv_bits, self.kv_group_size)
 
     @property
     def num_batched_tokens(self) -> int:

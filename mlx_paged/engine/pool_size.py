@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +11,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlx_paged.cache import Batch, KVPool, PagedCache
+from mlx_paged.cache.kv_format import BlockShape, kv_shape
 from mlx_paged.cache.kv_pool import MAX_ARRAY_ELEMENTS
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.params import SamplingParams
@@ -21,19 +21,6 @@ from mlx_paged.memory import MemoryLimit, memory_limit
 MIB = 2**20
 GIB = 2**30
 CPU_KV_MEMORY = GIB
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """What one block of a model's pool takes.
-
-    Attributes:
-        num_elements: of one layer's K.
-        nbytes: of K and V in all layers.
-    """
-
-    num_elements: int
-    nbytes: int
 
 
 def num_pool_blocks(
@@ -107,14 +94,12 @@ def make_pool(model: nn.Module, options: EngineOptions, dtype: mx.Dtype | None =
     """The pool for a model of `mlx_paged.models`, in its dtype unless told otherwise."""
     args, block_size = model.args, options.block_size
     dtype = dtype or model.layers[0].input_layernorm.weight.dtype
-    num_kv_heads, head_dim = args.num_key_value_heads, args.attention_head_dim
 
     def pool(num_blocks: int) -> KVPool:
-        layers = args.num_hidden_layers
-        return KVPool(layers, num_kv_heads, head_dim, num_blocks, block_size, dtype)
+        shape = (args.num_hidden_layers, *kv_shape(args), num_blocks, block_size)
+        return KVPool(*shape, dtype, options.kv_bits, options.kv_group_size)
 
-    num_elements = num_kv_heads * block_size * head_dim
-    block = BlockShape(num_elements, 2 * args.num_hidden_layers * num_elements * dtype.size)
+    block = BlockShape.of_model(args, block_size, options.kv_format(dtype))
     weights: Any = tree_flatten(model.parameters())
     weights_nbytes = sum(array.nbytes for _, array in weights)
     num_blocks = num_pool_blocks(
@@ -141,7 +126,7 @@ def _measure_activations(
     rows = mx.arange(options.max_num_seqs) % num_tokens
     logits = model(mx.zeros(num_tokens, mx.int32), cache, rows)
     draws = Draws([Draw(SamplingParams(top_p=0.9, logprobs=1), 0)] * rows.size)
-    mx.eval(sample(logits, draws, np.arange(rows.size)).arrays, pool.keys, pool.values)
+    mx.eval(sample(logits, draws, np.arange(rows.size)).arrays, pool.arrays)
     mx.synchronize()
     peak = mx.get_peak_memory() - before
     del pool, batch, cache, logits

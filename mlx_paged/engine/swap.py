@@ -12,9 +12,9 @@ Contents = list[npt.NDArray[np.uint8]]
 
 
 def copy_out(pool: KVPool, block_ids: list[int]) -> Contents:
-    """The bytes of whole blocks, per layer K, then per layer V."""
+    """The bytes of whole blocks, in each of the pool's arrays."""
     index = mx.array(block_ids)
-    contents = [array[index].view(mx.uint8) for array in (*pool.keys, *pool.values)]
+    contents = [array[index].view(mx.uint8) for array in pool.arrays]
     mx.eval(contents)
     return [np.array(content) for content in contents]
 
@@ -22,9 +22,5 @@ def copy_out(pool: KVPool, block_ids: list[int]) -> Contents:
 def copy_in(pool: KVPool, block_ids: list[int], contents: Contents) -> None:
     """Write what `copy_out` returned into as many blocks."""
     index = mx.array(block_ids)
-    for arrays, part in (
-        (pool.keys, contents[: pool.num_layers]),
-        (pool.values, contents[pool.num_layers :]),
-    ):
-        for array, content in zip(arrays, part, strict=True):
-            array[index] = mx.array(content).view(pool.dtype)
+    for array, content in zip(pool.arrays, contents, strict=True):
+        array[index] = mx.array(content).view(array.dtype)

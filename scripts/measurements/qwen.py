@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_paged.engine.pool_size import BlockShape
+from mlx_paged.cache.kv_format import BlockShape, KVFormat
 from mlx_paged.models import qwen2
 from mlx_paged.weights.precision import Precision, nbytes_in
 
@@ -52,8 +52,5 @@ def weights_nbytes(name: str, bits: int) -> int:
 
 def block_shape(name: str, bits: int, block_size: int) -> BlockShape:
     """A block in bfloat16, or quantised to 8 or 4 bits with a scale and a bias per 64 elements."""
-    args = model_args(name)
-    num_elements = args.num_key_value_heads * block_size * args.attention_head_dim
-    bits_per_element = 16 if bits == 16 else bits + 32 / GROUP_SIZE
-    nbytes = int(2 * args.num_hidden_layers * num_elements * bits_per_element / 8)
-    return BlockShape(num_elements, nbytes)
+    kv_format = KVFormat(mx.bfloat16, None if bits == 16 else bits, GROUP_SIZE)
+    return BlockShape.of_model(model_args(name), block_size, kv_format)
