@@ -139,15 +139,16 @@ class Batch:
         """Where each row with one new token stands among the groups, one after the other."""
         return mx.argsort(mx.concatenate([group.rows for group in self.decode_groups]))
 
+    def row_table(self, row: int) -> mx.array:
+        """The blocks of a row that hold tokens, as an array of its own, [blocks] int32."""
+        if row not in self._row_tables:
+            num_blocks = -(-int(self.token_counts[row]) // self.block_size)
+            self._row_tables[row] = mx.array(self.tables[row, :num_blocks])
+        return self._row_tables[row]
+
     @cached_property
-    def prefill_tables(self) -> list[mx.array]:
-        """The blocks in use of each row with several new tokens."""
-        counts = -(-self.token_counts // self.block_size)
-        first = self.num_decode_rows
-        return [
-            mx.array(table[:count])
-            for table, count in zip(self.tables[first:], counts[first:], strict=True)
-        ]
+    def _row_tables(self) -> dict[int, mx.array]:
+        return {}
 
     @cached_property
     def prefill_starts(self) -> list[int]:

@@ -24,6 +24,9 @@ MAX_TILE_TOKENS = 256
 # Below this many tokens a block, one matrix product per block costs more than a copy.
 MIN_IN_PLACE_BLOCK_SIZE = 8
 
+# A single row of up to this many tokens costs less copied: fewer operations on a CPU.
+SHORT_ROW_TOKENS = 128
+
 
 def gather_decode_attention(
     queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
@@ -33,6 +36,8 @@ def gather_decode_attention(
     Rows are taken in groups of similar length, so that a short one is never padded to the
     longest of the batch.
     """
+    if batch.num_decode_rows == 1 and batch.token_counts[0] <= SHORT_ROW_TOKENS:
+        return _attend_row(queries, key_pool, value_pool, batch, 0, scale)
     groups = batch.decode_groups
     if len(groups) == 1:
         return _attend_group(queries, key_pool, value_pool, groups[0], scale)
@@ -126,23 +131,41 @@ def gather_prefill_attention(
     Rows are taken one by one and in tiles of queries, so that neither the score matrix nor
     anything above the diagonal's tiles is ever built.
     """
-    first_row = batch.num_decode_rows
-    starts = batch.row_starts[first_row:] - batch.row_starts[first_row]
+    first = int(batch.row_starts[batch.num_decode_rows])
     outputs = []
-    for row, table in enumerate(batch.prefill_tables):
-        num_tokens = int(batch.token_counts[first_row + row])
-        keys = _collect(key_pool, table)[:, :num_tokens]
-        values = _collect(value_pool, table)[:, :num_tokens]
-        new = queries[int(starts[row]) : int(starts[row + 1])]
-        attend = _attend_causal if mx.default_device() == mx.Device(mx.cpu) else _attend_fused
-        outputs.append(attend(new, keys, values, scale))
+    for row in range(batch.num_decode_rows, len(batch.num_new)):
+        start, stop = batch.row_starts[row : row + 2] - first
+        new = queries[int(start) : int(stop)]
+        outputs.append(_attend_row(new, key_pool, value_pool, batch, row, scale))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
+def _attend_row(
+    queries: mx.array,
+    key_pool: mx.array,
+    value_pool: mx.array,
+    batch: Batch,
+    row: int,
+    scale: float,
+) -> mx.array:
+    """Causal attention of one row's new tokens, over copies of its keys and values."""
+    table, num_tokens = batch.row_table(row), int(batch.token_counts[row])
+    keys = _collect(key_pool, table)[:, :num_tokens]
+    values = _collect(value_pool, table)[:, :num_tokens]
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    if on_cpu and (len(queries) > 1 or queries.dtype != mx.float32):
+        return _attend_causal(queries, keys, values, scale)
+    return _attend_fused(queries, keys, values, scale)
+
+
 def _attend_fused(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """The same as `_attend_causal`, by MLX's own kernel for GPUs, which keeps to tiles itself."""
+    """The same as `_attend_causal`, by MLX's own function, which keeps to tiles on GPUs."""
     output = mx.fast.scaled_dot_product_attention(
-        queries.swapaxes(0, 1)[None], keys[None], values[None], scale=scale, mask="causal"
+        queries.swapaxes(0, 1)[None],
+        keys[None],
+        values[None],
+        scale=scale,
+        mask="causal" if len(queries) > 1 else None,
     )
     return output[0].swapaxes(0, 1)
 
