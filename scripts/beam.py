@@ -176,8 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     if args.record:
         searches: dict[int, list[Parents]] = {}
-        engine = on_engine(args, searches)
-        return write_recorded(args.record, engine["model"], searches)
+        return write_recorded(args.record, on_engine(args, searches)["model"], searches)
     result = measure(args)
     if args.plot:
         plot(result, args.widths, args.plot)
@@ -189,10 +188,10 @@ def main(argv: list[str] | None = None) -> None:
     title = f"Blocks saved by sharing, simulated: {count}"
     report.show(report.make_table(title, columns, rows(result, args.widths)))
     if engine:
-        prompts = engine["num_prompt_tokens"]
+        prompts = ", ".join(map(str, engine["num_prompt_tokens"]))
         title = (
-            f"On the engine: {engine['model']}, {len(prompts)} prompts of {min(prompts)} to "
-            f"{max(prompts)} tokens, answers of {engine['num_tokens']}"
+            f"On the engine: {engine['model']}; prompts of {prompts} tokens, answers of "
+            f"{engine['num_tokens']}"
         )
         table = [
             [kind, *(f"{engine['saved'][kind][width]:.1%}" for width in args.widths)]

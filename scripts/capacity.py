@@ -8,8 +8,8 @@ Each cell is "contiguous/paged": requests of average length in mid-answer, if ea
 window, and in blocks. Memory is counted as `mlx-paged doctor` does: 0.9 of the GPU's recommended
 working set, minus the weights; activations come on top. That set is taken as 2/3 of the memory up
 to 32 GB and 3/4 above, as macOS reports by default; recent versions allow more on large machines,
-and `sudo sysctl iogpu.wired_limit_mb` raises it (--limit GB). K/V in 8 or 4 bits are counted as
-MLX's quantised caches store them.
+and `sudo sysctl iogpu.wired_limit_mb` raises it (--limit GB). K/V in 8 or 4 bits are as
+`mlx-paged --kv-bits 8 --kv-group-size 64` stores them.
 """
 
 from __future__ import annotations

@@ -145,6 +145,11 @@ def _loads(pairs: list[lengths.Pair], slots: int) -> list[float]:
 
 
 def _full(meter: Meter) -> dict[str, Any]:
+    if not meter.num_full_steps:
+        raise ValueError(
+            f"{meter.num_requests} requests don't fill the memory for long enough to measure it; "
+            "take more of them, or fewer --slots"
+        )
     memory = meter.full
     return {
         "in_flight": meter.in_flight_full,

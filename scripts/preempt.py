@@ -201,7 +201,7 @@ def _plot_counts(axis: Any, rows: list[dict[str, Any]]) -> None:
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     name, pairs = next(iter(lengths.load(args).items()))
-    result = {
+    result: dict[str, Any] = {
         "costs": None if args.no_model else measure_costs(args),
         "counts": measure_counts(pairs, args),
     }

@@ -200,6 +200,11 @@ def test_contiguous_loses_to_gaps_and_paged_does_not(capsys):
     assert result["by_load"]["max, buddy"][0]["is_saturated"]
 
 
+def test_memory_that_is_never_full_is_not_measured():
+    with pytest.raises(ValueError, match="20 requests don't fill the memory"):
+        fragmentation.main(["--requests", "20", "--loads"])
+
+
 def test_buddies_halve_and_merge():
     buddy = Buddy(12)  # 8 + 4
     assert [buddy.reserve(3), buddy.reserve(2), buddy.reserve(5), buddy.reserve(4)] == [

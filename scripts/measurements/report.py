@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 # Told apart in greyscale too: each with a dash pattern, a marker and a hatch of its own.
-LINES = (
+LINES: tuple[dict[str, Any], ...] = (
     {"color": "black", "linestyle": "-", "marker": "o"},
     {"color": "0.45", "linestyle": "--", "marker": "s"},
     {"color": "0.2", "linestyle": "-.", "marker": "^"},
@@ -31,7 +31,7 @@ LINES = (
     {"color": "0.7", "linestyle": (0, (8, 2)), "marker": "P"},
     {"color": "0.5", "linestyle": (0, (1, 1)), "marker": "X"},
 )
-FILLS = (
+FILLS: tuple[dict[str, Any], ...] = (
     {"facecolor": "black", "hatch": ""},
     {"facecolor": "0.6", "hatch": ""},
     {"facecolor": "0.85", "hatch": "..."},

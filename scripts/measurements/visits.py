@@ -87,7 +87,7 @@ def conversation_visits(
     seed: int = 0,
 ) -> Workload:
     """Each turn's prompt holds all that was said before; all begin with one system prompt."""
-    visits = []
+    visits: list[Visit] = []
     num_shared = num_system_tokens // block_size
     for conversation, turn in order_turns([len(c) for c in conversations], num_active, seed):
         pairs = conversations[conversation]
@@ -152,7 +152,7 @@ def read_trace_visits(
         ValueError: a line is no request.
     """
     opened = gzip.open if file.suffix == ".gz" else open
-    visits = []
+    visits: list[Visit] = []
     try:
         with opened(file, "rt") as lines:
             for number, line in enumerate(lines, 1):
