@@ -9,6 +9,10 @@
 // queries and outputs as 8x8 matrices in registers. COLUMN_SPLITS of them divide the outputs'
 // columns of the same rows, where one would run out of registers; each then takes all the scores.
 //
+// Where tiles are few and sequences long, a threadgroup takes one split of the keys besides (grid: z),
+// and merge.metal joins what the splits leave: for each row and split the maximum m of the scores,
+// the sum l of exp2(score - m), and the sum o of exp2(score - m) * V.
+//
 // A row's bits are its own: keys come in the same tiles whatever rows share them, and the tiles
 // that a row doesn't see leave it as it is.
 
@@ -43,8 +47,16 @@ const int head = team_head + row % HEADS;
 const int position = num_cached + query;
 
 // The keys that any row of the threadgroup sees, and of the SIMD group.
-const int first = max(0, num_cached + first_row / HEADS - window + 1);
-const int last = num_cached + last_row / HEADS;
+#if PARTIAL
+const int split = threadgroup_position_in_grid.z;
+const int split_begin = split * split_tokens;
+const int split_end = split_begin + split_tokens;
+#else
+const int split_begin = 0;
+const int split_end = INT_MAX;
+#endif
+const int first = max(split_begin, num_cached + first_row / HEADS - window + 1);
+const int last = min(split_end - 1, num_cached + last_row / HEADS);
 const int simd_first = num_cached + simd_row / HEADS - window + 1;
 const int simd_last = simd_row <= last_row ? num_cached + min(simd_row + 7, last_row) / HEADS : -1;
 
@@ -151,9 +163,23 @@ for (int begin = first / KEYS * KEYS; begin <= last && readable; begin += KEYS) 
 const float sum = row_sum(l);
 if (simd_row + lane_row <= last_row) {
     const int64_t out_row = int64_t(first_query + query) * KV_HEADS * GROUP + head;
-    device Pair* to = (device Pair*)out + out_row * (D / 2) + part * COLUMNS * 4 + lane_column / 2;
+    const int pair = part * COLUMNS * 4 + lane_column / 2;
+#if PARTIAL
+    // A row that sees none of the split leaves zeros, and a maximum of LOWEST, which weighs nothing.
+    const int64_t at = out_row * threadgroups_per_grid.z + split;
+    device float2* to = (device float2*)partial_out + at * (D / 2) + pair;
+    if (pair == 0) {
+        partial_stats[at * 2] = m;
+        partial_stats[at * 2 + 1] = sum;
+    }
+    UNROLL for (int c = 0; c < COLUMNS; c++) {
+        to[c * 4] = float2(o[c].thread_elements()[0], o[c].thread_elements()[1]);
+    }
+#else
+    device Pair* to = (device Pair*)out + out_row * (D / 2) + pair;
     UNROLL for (int c = 0; c < COLUMNS; c++) {
         const float2 mixed = float2(o[c].thread_elements()[0], o[c].thread_elements()[1]);
         to[c * 4] = Pair(mixed / sum);
     }
+#endif
 }

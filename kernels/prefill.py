@@ -9,27 +9,26 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
+from . import metal
+from .decode import MERGE
+from .defaults import num_cores
 from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeShape
-from .metal import Kernel, Launch
+from .metal import SIMD_WIDTH, Kernel, Launch
 from .prefill_launch import PrefillLaunch, default_prefill_launch
 
 NO_WINDOW = 2**31 - 1  # further back than any token
 
-PREFILL = Kernel(
-    "prefill",
+HEADERS = ("paging.metal", "softmax.metal", "matrix.metal")
+_ARRAYS = ("queries", "key_pool", "value_pool", "block_tables", "context_lens", "tiles")
+_INPUTS = (*_ARRAYS, "scale", "window")
+PREFILL = Kernel("prefill", "prefill.metal", _INPUTS, ("out",), HEADERS)
+PREFILL_PARTIAL = Kernel(
+    "prefill_partial",
     "prefill.metal",
-    (
-        "queries",
-        "key_pool",
-        "value_pool",
-        "block_tables",
-        "context_lens",
-        "tiles",
-        "scale",
-        "window",
-    ),
-    ("out",),
-    ("paging.metal", "softmax.metal", "matrix.metal"),
+    (*_INPUTS, "split_tokens"),
+    ("partial_out", "partial_stats"),
+    HEADERS,
+    ("PARTIAL",),
 )
 
 
@@ -42,6 +41,7 @@ def paged_prefill_attention(
     row_starts: Sequence[int],
     *,
     scale: float,
+    max_context_len: int,
     window: int | None = None,
     launch: PrefillLaunch | None = None,
 ) -> mx.array:
@@ -56,12 +56,14 @@ def paged_prefill_attention(
         context_lens: int32 [S], tokens of each sequence in its blocks, new ones included.
         row_starts: host integers [S + 1]: where in `queries` each sequence starts, N at the end.
         scale: of the scores, usually head_dim**-0.5.
+        max_context_len: at least the largest of `context_lens`, which only the device knows.
         window: how many tokens a token sees, itself included; all by default.
         launch: launch choices, by default those that suit the shape.
 
     Returns [N, query heads, head_dim] in the queries' dtype. A token's bits depend on its sequence
-    alone: not on the batch, nor on how the sequence was cut into chunks. Raises ValueError for
-    shapes, dtypes or launch choices that the kernel doesn't take.
+    alone, not on the batch nor on how the sequence was cut into chunks, unless keys are split; they
+    are where tiles are few and sequences long. Raises ValueError for shapes, dtypes or launch
+    choices that the kernel doesn't take.
     """
     shape = _shape(queries, key_pool, value_pool)
     starts = tuple(map(int, row_starts))
@@ -69,24 +71,30 @@ def paged_prefill_attention(
     block_size = key_pool.shape[2]
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ValueError(f"the kernel takes block sizes 1 to {MAX_BLOCK_SIZE}, not {block_size}")
+    if not 0 <= max_context_len <= block_tables.shape[1] * block_size:
+        raise ValueError(
+            f"max_context_len {max_context_len} doesn't fit tables of {block_tables.shape[1]} "
+            f"blocks of {block_size} tokens"
+        )
     if window is not None and not 1 <= window <= NO_WINDOW:
         raise ValueError(f"a window is of at least 1 token, the token itself, not {window}")
     if queries.shape[0] == 0:
         return mx.zeros_like(queries)
     choices = _choices(shape, launch)
     tiles = tile_list(starts, choices.heads, choices.rows)
-    prefill = _launch(shape, choices, block_size, tiles.shape[0], queries.shape[0])
-    (out,) = prefill(
-        queries,
-        key_pool,
-        value_pool,
-        block_tables,
-        context_lens,
-        tiles,
-        _scalar(scale, mx.float32),
-        _scalar(window or NO_WINDOW, mx.int32),
-    )
-    return out
+    inputs = [queries, key_pool, value_pool, block_tables, context_lens, tiles]
+    inputs += [_scalar(scale, mx.float32), _scalar(window or NO_WINDOW, mx.int32)]
+    num_queries, num_tiles = queries.shape[0], tiles.shape[0]
+    num_splits = 1
+    if window is None:  # which leaves little to split
+        threadgroups = num_tiles * shape.num_kv_heads * choices.head_splits(shape.group_size)
+        split_tokens = choices.tokens_per_split(threadgroups, max_context_len)
+        num_splits = max(1, -(-max_context_len // split_tokens))
+    prefill = _launch(shape, choices, block_size, num_tiles, num_queries, num_splits)
+    if num_splits == 1:
+        return prefill(*inputs)[0]
+    partial_out, partial_stats = prefill(*inputs, _scalar(split_tokens, mx.int32))
+    return _merge(shape, partial_out, partial_stats)
 
 
 @lru_cache(maxsize=16)
@@ -112,9 +120,13 @@ def _launch(
     block_size: int,
     num_tiles: int,
     num_queries: int,
+    num_splits: int,
 ) -> Launch:
     """A launch whose template has nothing of lengths, so that no prompt compiles anything anew."""
-    return PREFILL.launch(
+    rows = (num_queries, shape.num_query_heads)
+    is_partial = num_splits > 1
+    split_rows = (*rows, num_splits)
+    return (PREFILL_PARTIAL if is_partial else PREFILL).launch(
         template=[
             ("T", shape.dtype),
             ("D", shape.head_dim),
@@ -129,18 +141,46 @@ def _launch(
         threadgroups=(
             shape.num_kv_heads * choices.head_splits(shape.group_size),
             num_tiles,
-            1,
+            num_splits,
         ),
         threads=(choices.num_threads, 1, 1),
         threadgroup_bytes=choices.threadgroup_bytes(shape),
-        output_shapes=[(num_queries, shape.num_query_heads, shape.head_dim)],
+        output_shapes=[(*split_rows, shape.head_dim), (*split_rows, 2)]
+        if is_partial
+        else [(*rows, shape.head_dim)],
+        output_dtypes=[mx.float32, mx.float32] if is_partial else [shape.dtype],
+    )
+
+
+def _merge(shape: DecodeShape, partial_out: mx.array, partial_stats: mx.array) -> mx.array:
+    """Join the splits by decode's kernel, to which they are splits of one token each."""
+    num_queries, num_heads, num_splits, head_dim = partial_out.shape
+    merge = MERGE.launch(
+        template=[
+            ("T", shape.dtype),
+            ("D", head_dim),
+            ("QUERY_HEADS", num_heads),
+            ("SPLIT_SMALLEST", 1),
+            ("SPLIT_LARGEST", 1),
+            ("SPLIT_ENOUGH", 1),
+        ],
+        threadgroups=(num_heads, num_queries, 1),
+        threads=(SIMD_WIDTH, 1, 1),
+        threadgroup_bytes=0,
+        output_shapes=[(num_queries, num_heads, head_dim)],
         output_dtypes=[shape.dtype],
     )
+    return merge(partial_out, partial_stats, _full(num_queries, num_splits))[0]
+
+
+@lru_cache(maxsize=16)
+def _full(size: int, value: int) -> mx.array:
+    return mx.array(np.full(size, value, np.int32))
 
 
 @lru_cache(maxsize=64)
 def _choices(shape: DecodeShape, launch: PrefillLaunch | None) -> PrefillLaunch:
-    choices = launch or default_prefill_launch(shape)
+    choices = launch or default_prefill_launch(shape, num_cores(metal.chip()))
     choices.check(shape)
     return choices
 

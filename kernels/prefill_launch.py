@@ -15,6 +15,9 @@ from .launch import SAFE_THREADS, DecodeShape
 MATRIX = 8  # rows and columns of the matrices that a SIMD group multiplies
 KEYS = (32, 16, 8)
 
+# As many as a core has room for at once: of 256 threads each, with up to half of its memory.
+THREADGROUPS_PER_CORE = 2
+
 # Half of what Metal allows a threadgroup, so that there is always room for a second on a core.
 TILE_BYTES = metal.MAX_THREADGROUP_BYTES // 2
 
@@ -27,6 +30,8 @@ class PrefillLaunch:
     keys: int  # tokens of K and V in threadgroup memory at once
     simdgroups: int  # of a threadgroup
     column_splits: int  # SIMD groups that share 8 rows and divide their outputs' columns
+    enough: int = 1  # threadgroups: where there are fewer tiles, their keys are split
+    split_tokens: int = 256  # keys of a split at least
 
     @property
     def rows(self) -> int:
@@ -40,6 +45,16 @@ class PrefillLaunch:
     def head_splits(self, group_size: int) -> int:
         """Tiles that divide the query heads of one KV head."""
         return group_size // self.heads
+
+    def tokens_per_split(self, num_threadgroups: int, max_context_len: int) -> int:
+        """Keys of each split, which are all where `num_threadgroups` tiles are enough.
+
+        The partial results of enough threadgroups are small, since more are never split.
+        """
+        wanted = -(-self.enough // num_threadgroups)
+        splits = max(1, min(wanted, max_context_len // self.split_tokens))
+        tokens = max(1, -(-max_context_len // splits))
+        return -(-tokens // self.keys) * self.keys
 
     def threadgroup_bytes(self, shape: DecodeShape) -> int:
         """K and V of `keys` tokens, 16 bytes more for each row."""
@@ -55,7 +70,7 @@ class PrefillLaunch:
 
     def check(self, shape: DecodeShape) -> None:
         """Raise ValueError for choices that the kernel's text can't be compiled with."""
-        if min(self.heads, self.keys, self.simdgroups, self.column_splits) < 1:
+        if min(vars(self).values()) < 1:
             raise ValueError(f"each launch choice counts something, so it's at least 1: {self}")
         if shape.group_size % self.heads:
             raise ValueError(
@@ -72,18 +87,22 @@ class PrefillLaunch:
             )
 
 
-def default_prefill_launch(shape: DecodeShape) -> PrefillLaunch:
+def default_prefill_launch(shape: DecodeShape, cores: int) -> PrefillLaunch:
     """All heads of a group in a tile, and as many rows as a pipeline is sure to have threads for.
 
     The more rows, the seldomer K and V are loaded. Columns are split where queries and outputs
-    would not fit the registers, at the price of taking the scores twice.
+    would not fit the registers, at the price of taking the scores twice. Keys are split where a few
+    tokens after a long prefix would leave cores idle.
     """
     simdgroups = SAFE_THREADS // metal.SIMD_WIDTH
+    enough = THREADGROUPS_PER_CORE * cores
     launch = next(
         launch
         for keys in KEYS
         if (
-            launch := PrefillLaunch(shape.group_size, keys, simdgroups, column_splits=1)
+            launch := PrefillLaunch(
+                shape.group_size, keys, simdgroups, column_splits=1, enough=enough
+            )
         ).threadgroup_bytes(shape)
         <= TILE_BYTES
         or keys == KEYS[-1]

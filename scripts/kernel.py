@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mlx_paged.kernels import metal, tuned
+from mlx_paged.kernels.defaults import num_cores
 from mlx_paged.kernels.launch import DecodeLaunch
 from mlx_paged.kernels.prefill_launch import default_prefill_launch
 
@@ -95,7 +96,7 @@ def measure_prefill(
 ) -> dict[str, Any]:
     """The same of one pass over each sequence's last tokens; off Metal nothing is timed."""
     work = prefill.Prefill(workload, options.prefill)
-    launch = default_prefill_launch(workload.shape)
+    launch = default_prefill_launch(workload.shape, num_cores(metal.chip()))
     console.print(f"{describe(workload)}, {work.num_new} of each new; {launch}", soft_wrap=True)
     result: dict[str, Any] = {"new_tokens": work.num_tokens, "launch": vars(launch)}
     if metal.is_available() and not options.no_times:

@@ -11,7 +11,9 @@ import numpy as np
 from kernel_cases import Case, Floats, as_floats
 
 from mlx_paged.kernels import paged_prefill_attention
-from mlx_paged.kernels.prefill_launch import PrefillLaunch
+from mlx_paged.kernels.prefill_launch import PrefillLaunch, default_prefill_launch
+
+CORES = 16
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class PrefillCase(Case):
     new: tuple[int, ...] = (37, 1, 7, 16)
     launch: PrefillLaunch | None = None  # type: ignore[assignment]
     window: int | None = None
+
+    @property
+    def choices(self) -> PrefillLaunch:
+        """The launch, by default that of a chip with `CORES`."""
+        return self.launch or default_prefill_launch(self.shape, CORES)
 
     @property
     def row_starts(self) -> list[int]:
@@ -66,6 +73,7 @@ class PrefillCase(Case):
             "context_lens": self.context_lens,
             "row_starts": self.row_starts,
             "scale": self.scale,
+            "max_context_len": self.max_len,
             "window": self.window,
             "launch": self.launch,
         }

@@ -12,7 +12,7 @@ from prefill_cases import PrefillCase
 
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.prefill import tile_list
-from mlx_paged.kernels.prefill_launch import PrefillLaunch, default_prefill_launch
+from mlx_paged.kernels.prefill_launch import PrefillLaunch
 
 # Between them: tiles that end within a token's heads, SIMD groups without rows, tiles of keys above
 # the diagonal, prefixes in front, split heads and columns, a window, a table in constant memory.
@@ -85,12 +85,25 @@ def same_bits_in_any_chunks(factory: Factory) -> str | None:
     return None
 
 
+def joined_splits(factory: Factory) -> str | None:
+    """Where keys are split and the splits' results joined, those of shared columns too."""
+    launch = PrefillLaunch(2, 16, 8, column_splits=2, enough=1000, split_tokens=40)
+    case = PrefillCase(lens=(100, 3, 60), new=(9, 3, 20), launch=launch)
+    recording = Recording(factory)
+    with metal.using(recording):
+        error = case.error()
+    if "merge" not in recording.reports:
+        return "no keys were split"
+    return None if error <= MAX_ERROR[case.dtype] else f"error {error:.1e} where keys are split"
+
+
 PREFILL_CHECKS: tuple[Check, ...] = (
     small_error,
     exact_traffic,
     skipped_products,
     cold_scores,
     same_bits_in_any_chunks,
+    joined_splits,
 )
 
 
@@ -120,7 +133,7 @@ def chunks(case: PrefillCase, sizes: list[int]) -> np.ndarray:
 
 def loaded_bytes(case: PrefillCase) -> int:
     """Of K, or of V, by the tile list alone."""
-    launch = case.launch or default_prefill_launch(case.shape)
+    launch = case.choices
     tokens = sum(
         last + 1 - first
         for first, last in (
@@ -134,7 +147,7 @@ def loaded_bytes(case: PrefillCase) -> int:
 
 def needed_products(case: PrefillCase) -> int:
     """8x8 products of scores and outputs, for tiles of keys that each SIMD group's rows see."""
-    launch = case.launch or default_prefill_launch(case.shape)
+    launch = case.choices
     key_tiles = 0
     for seq, first_row, _, num_queries in tiles_of(case, launch):
         for row in range(first_row, min(first_row + launch.rows, num_queries * launch.heads), 8):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_cases import EXECUTOR, MAX_ERROR, Factory, Recording, as_floats, bits, require_compiler
 from kernel_checks import Check
-from prefill_cases import PrefillCase
+from prefill_cases import CORES, PrefillCase
 from prefill_checks import PREFILL_CHECKS, chunks, loaded_bytes
 
 from mlx_paged.kernels import metal
@@ -120,7 +120,7 @@ def test_launch_choices_leave_every_bit(heads: int, simdgroups: int, column_spli
     """Only `keys` orders the sums."""
     launch = PrefillLaunch(heads, 16, simdgroups, column_splits)
     case = PrefillCase(launch=launch)
-    default = replace(case, launch=replace(default_prefill_launch(case.shape), keys=16))
+    default = replace(case, launch=replace(case.choices, keys=16))
     assert np.array_equal(bits(case.attend()), bits(default.attend()))
 
 
@@ -181,7 +181,7 @@ def test_a_group_loads_keys_and_values_at_most_065_as_often_as_its_heads_one_by_
 ) -> None:
     lens, new = MIXES[mix]
     case = PrefillCase(group_size=4, num_kv_heads=1, head_dim=32, lens=lens, new=new)
-    shared = default_prefill_launch(case.shape)
+    shared = case.choices
     assert shared.heads == 4
     alone = replace(shared, heads=1)
     assert alone.rows == shared.rows
@@ -207,7 +207,7 @@ def test_a_group_never_loads_more_than_its_heads_one_by_one() -> None:
             new=tuple(new.tolist()),
             window=window,
         )
-        shared = default_prefill_launch(case.shape)
+        shared = case.choices
         by_head = loaded_bytes(replace(case, launch=replace(shared, heads=1)))
         assert loaded_bytes(case) <= by_head
 
@@ -231,7 +231,7 @@ class Launches:
 
         def launch(**arguments: Any) -> list[mx.array]:
             self.run.append(arguments)
-            return [mx.zeros(arguments["output_shapes"][0])]
+            return [mx.zeros(shape) for shape in arguments["output_shapes"]]
 
         return launch
 
@@ -295,7 +295,7 @@ def test_default_launches_fit_registers_and_threadgroup_memory(
 ) -> None:
     for group_size in (1, 3, 7, 71):
         shape = DecodeShape(2 * group_size, 2, head_dim, dtype)
-        launch = default_prefill_launch(shape)
+        launch = default_prefill_launch(shape, CORES)
         launch.check(shape)
         assert launch.threadgroup_bytes(shape) <= TILE_BYTES or launch.keys == KEYS[-1]
         assert launch.num_threads <= 256
@@ -307,5 +307,41 @@ def test_default_launches_fit_registers_and_threadgroup_memory(
 def test_threadgroup_memory_is_what_the_launch_was_checked_for(recording: Recording) -> None:
     case = PrefillCase(head_dim=80, lens=(9,), new=(3,))
     case.attend()
-    needed = default_prefill_launch(case.shape).threadgroup_bytes(case.shape)
+    needed = case.choices.threadgroup_bytes(case.shape)
     assert recording.reports["prefill"].threadgroup_bytes == needed
+
+
+SPLIT = {"enough": 1000, "split_tokens": 40}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_few_tokens_after_a_long_prefix_split_its_keys(
+    dtype: mx.Dtype, recording: Recording
+) -> None:
+    """Sequences shorter than the first split, splits above the diagonal, and one that ends."""
+    case = PrefillCase(dtype=dtype, lens=(200, 3, 90, 130), new=(5, 3, 20, 1), block_size=7)
+    split = replace(case, launch=replace(case.choices, **SPLIT))
+    assert split.error() <= MAX_ERROR[dtype]
+    assert "merge" in recording.reports
+    report = recording.reports["prefill_partial"]
+    assert report["key_pool"].bytes_loaded == loaded_bytes(case)
+    num_splits = -(-200 // split.choices.tokens_per_split(1, 200))
+    assert report.num_threadgroups == 5 * case.num_kv_heads * num_splits
+    assert num_splits == (4 if split.choices.keys == 32 else 5)
+
+
+def test_keys_are_split_only_where_tiles_leave_cores_idle(launches: Launches) -> None:
+    def splits(*arguments: int) -> int:
+        return -(-arguments[1] // launch.tokens_per_split(*arguments))
+
+    launch = PrefillLaunch(6, 16, 8, 1, enough=32, split_tokens=256)
+    assert splits(32, 10**6) == splits(2, 511) == splits(1, 0 + 1) == 1
+    assert splits(2, 512) == 2
+    assert splits(2, 10**5) == 16
+    assert splits(31, 10**5) == 2
+    assert launch.tokens_per_split(2, 1001) % launch.keys == 0
+    case = PrefillCase(lens=(2000,), new=(4,), num_kv_heads=1)
+    case.attend()
+    case.attend(window=10)
+    shapes = [run["output_shapes"][0] for run in launches.run]
+    assert shapes[0] == (4, 6, 7, 64) and shapes[2:] == [(4, 6, 64)]

@@ -115,4 +115,5 @@ def _metal_prefill(
         batch.context_lens[first:],
         batch.prefill_starts,
         scale=scale,
+        max_context_len=int(batch.token_counts[first:].max()),
     )

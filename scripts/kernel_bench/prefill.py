@@ -52,6 +52,7 @@ class Prefill:
             self.workload.context_lens,
             starts,
             scale=self.workload.scale,
+            max_context_len=self.workload.max_len,
             launch=launch,
         )
 
