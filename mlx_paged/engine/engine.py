@@ -20,7 +20,8 @@ from mlx_paged.engine.outputs import TokenOutput
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.pool_size import make_pool, set_wired_limit
 from mlx_paged.engine.request import Request
-from mlx_paged.engine.scheduler import Schedule, Scheduler
+from mlx_paged.engine.schedule import Schedule
+from mlx_paged.engine.scheduler import Scheduler
 from mlx_paged.engine.stats import Counts, EngineStats
 
 

@@ -15,7 +15,7 @@ from mlx_paged.cache.kv_pool import Checkpoint
 from mlx_paged.engine.block_tables import BlockTables
 from mlx_paged.engine.request import Sample
 from mlx_paged.engine.sampler import Draw, Drawn, Draws, Positions, draw_key, sample
-from mlx_paged.engine.scheduler import Schedule
+from mlx_paged.engine.schedule import Schedule
 from mlx_paged.engine.swap import copy_in, copy_out
 
 

@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from mlx_paged.cache.attention import AttentionPath
 from mlx_paged.cache.kv_format import KVFormat
-from mlx_paged.engine.scheduler import Policy, Preemption
+from mlx_paged.engine.admission import Policy
+from mlx_paged.engine.scheduler import Preemption
 
 PrefixCaching = Literal["hash", "radix", "off"]
 

@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal, get_args
 
 from mlx_paged.blocks.block_pool import BlockPool, OutOfBlocks
-from mlx_paged.blocks.prefix import TOKEN_BYTES, PrefixMatch
+from mlx_paged.blocks.prefix import PrefixMatch
 from mlx_paged.blocks.prefix_cache import PrefixCache
 from mlx_paged.blocks.sequence import Sequence
+from mlx_paged.engine.admission import Admission, Policy
 from mlx_paged.engine.request import Request, Sample
+from mlx_paged.engine.schedule import Schedule
 
-Policy = Literal["fcfs", "priority", "longest-prefix"]
 Preemption = Literal["recompute", "swap"]
-
-# Waiting samples whose cached prefixes the policy "longest-prefix" compares.
-PREFIX_WINDOW = 64
-
-
-@dataclass
-class Schedule:
-    """One step: rows of the flat batch, and what happens to blocks before it.
-
-    The order is: `swapped_out` blocks are read, `copies` made, `swapped_in` blocks written,
-    then the forward pass runs. A block read by one may be written by a later one.
-
-    Attributes:
-        samples: one row each, those with one new token first.
-        copies: (source, destination) block ids.
-        swapped_out: samples that gave their blocks back, with the ids of those that hold K/V.
-        swapped_in: samples whose `stored` K/V go into the first blocks of their tables.
-        preempted: samples that went back to waiting.
-    """
-
-    samples: list[Sample] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    swapped_out: list[tuple[Sample, list[int]]] = field(default_factory=list)
-    swapped_in: list[Sample] = field(default_factory=list)
-    preempted: list[Sample] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.samples)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(sample.num_scheduled_tokens for sample in self.samples)
-
-    @property
-    def num_decodes(self) -> int:
-        """Rows with one new token."""
-        return sum(sample.num_scheduled_tokens == 1 for sample in self.samples)
 
 
 class Scheduler:
@@ -105,9 +67,8 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.policy = policy
         self.preemption = preemption
-        self.ageing_steps = ageing_steps
+        self.admission = Admission(pool, prefix_cache, policy, ageing_steps)
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
         self.num_steps = 0
@@ -151,8 +112,9 @@ class Scheduler:
         chain = self.prefix_cache.index.chain(request.salt) if self.prefix_cache else None
         sample = Sample(request, 0, sequence, chain)
         sample.num_forks = num_samples - 1
-        late = request.priority * self.ageing_steps if self.policy == "priority" else 0
-        sample.sort_key = (self.num_steps + late, self._num_requests, 0)
+        sample.sort_key = self.admission.sort_key(
+            self.num_steps, request.priority, self._num_requests
+        )
         self._num_requests += 1
         self._num_blocks_awaited = 0
         insort(self.waiting, sample, key=_sort_key)
@@ -322,15 +284,15 @@ class Scheduler:
         budget -= sum(sample.num_scheduled_tokens for sample in prefills)
         num_seqs = self.num_seqs
         self._num_blocks_awaited = 0
-        for sample in self._candidates():
+        for sample in self.admission.candidates(self.waiting, self.num_steps, self.max_num_seqs):
             num_seqs += 1 + sample.num_forks
             if budget <= 0 or num_seqs > self.max_num_seqs:
                 return
-            match = self._lookup(sample)
-            if self._is_being_computed(sample, match):
+            match = self.admission.match(sample)
+            if self.admission.is_being_computed(sample, match, self.running):
                 num_seqs -= 1 + sample.num_forks
                 continue
-            num_needed = self._num_blocks_to_admit(sample, match)
+            num_needed = self.admission.num_blocks(sample, match, self.num_seqs)
             if num_needed > self.pool.num_free_blocks:
                 self._num_blocks_awaited = num_needed
                 return
@@ -339,58 +301,6 @@ class Scheduler:
             sample.num_scheduled_tokens = min(num_left, budget)
             budget -= sample.num_scheduled_tokens
             prefills.append(sample)
-
-    def _candidates(self) -> list[Sample]:
-        """Waiting samples, next to be admitted first."""
-        if self.policy != "longest-prefix" or not self.prefix_cache:
-            return list(islice(self.waiting, self.max_num_seqs))
-        block_size = self.pool.block_size
-
-        def rank(sample: Sample) -> tuple[bool, int]:
-            has_aged = self.num_steps - sample.sort_key[0] >= self.ageing_steps
-            is_first = has_aged or sample.num_preemptions > 0
-            return (not is_first, -self._lookup(sample).num_tokens(block_size))
-
-        return sorted(islice(self.waiting, PREFIX_WINDOW), key=rank)
-
-    def _lookup(self, sample: Sample) -> PrefixMatch:
-        if not self.prefix_cache or sample.num_stored_tokens:
-            return PrefixMatch()
-        assert sample.chain is not None
-        return self.prefix_cache.lookup(sample.sequence, sample.chain)
-
-    def _is_being_computed(self, sample: Sample, match: PrefixMatch) -> bool:
-        """Whether a running sample will store the next block that this one needs: worth a wait."""
-        if not self.prefix_cache or sample.num_stored_tokens:
-            return False
-        chain = sample.chain
-        assert chain is not None
-        num_blocks = len(match.block_ids) + 1
-        if num_blocks * self.pool.block_size >= sample.num_tokens:
-            return False
-        num_bytes = num_blocks * self.pool.block_size * TOKEN_BYTES
-        for other in reversed(self.running):
-            theirs = other.chain
-            if (
-                theirs is not None
-                and theirs.num_published < num_blocks
-                and num_bytes <= len(theirs.tokens)
-                and theirs.root == chain.root
-                and theirs.tokens[:num_bytes] == chain.tokens[:num_bytes]
-            ):
-                return True
-        return False
-
-    def _num_blocks_to_admit(self, sample: Sample, match: PrefixMatch) -> int:
-        """Free blocks for all the sample's known tokens, and one to spare per running sample.
-
-        In the next `block_size` steps each running sample takes one block more. With that
-        many left, whoever is admitted now isn't preempted before.
-        """
-        num_needed = -(-sample.num_tokens // self.pool.block_size) - len(match.block_ids)
-        if self.prefix_cache:
-            num_needed += self.prefix_cache.num_blocks_taken(match)
-        return num_needed + self.num_seqs
 
     def _may_admit(self) -> bool:
         """Whether there may be room by now for the sample that found none."""
