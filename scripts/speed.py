@@ -54,7 +54,7 @@ def long_prompt(loaded: Loaded, num_tokens: int) -> list[int]:
     file = DATA / "longdocs/sherlock_scandal_8k.txt"
     if not file.exists():
         return random_tokens(loaded, num_tokens, seed=99)
-    return list(loaded.tokenizer.encode(file.read_text()[: 8 * num_tokens]))[:num_tokens]
+    return list(loaded.tokenizer.encode(file.read_text()[: 6 * num_tokens]))[:num_tokens]
 
 
 def workload(name: str, loaded: Loaded, long_length: int) -> list[list[int]]:

@@ -140,6 +140,19 @@ def test_abort_at_any_moment_frees_everything_and_disturbs_nobody(num_steps):
         assert outputs[str(i)].outputs[0].token_ids == mlx_lm_answer(prompts[i], 12)
 
 
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_an_aborted_request_is_over_though_some_samples_never_began(num_steps):
+    engine = make_engine(max_num_batched_tokens=4, max_num_seqs=4)
+    params = SamplingParams(temperature=1.0, max_tokens=9, n=3)
+    request = engine.add_request("0", [1, 2, 3, 4, 5, 6], params)
+    for _ in range(num_steps):
+        engine.step()
+    assert not request.is_finished
+    engine.abort("0")
+    assert request.is_finished and not engine.has_work()
+    assert finish(engine) == {}
+
+
 def test_a_request_that_arrives_while_a_step_runs_joins_the_next():
     engine = make_engine()
     engine.add_request("0", [1, 2, 3], GREEDY)

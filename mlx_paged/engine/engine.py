@@ -142,9 +142,12 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Drop a request and give its blocks back, at any time. Unknown ids are ignored."""
         request = self.requests.pop(request_id, None)
-        for sample in request.samples if request else ():
+        if request is None:
+            return
+        for sample in request.samples:
             if not sample.is_finished:
                 self.answers.finish(sample, "abort")
+        request.num_finished = request.params.num_samples  # those never forked included
 
     def has_work(self) -> bool:
         """Whether any request is running or waiting."""
