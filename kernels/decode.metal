@@ -9,7 +9,13 @@
 // exp2(score - m), and the sum o of exp2(score - m) * V. States of different tokens merge at the
 // end: across lanes by shuffles, across slices in threadgroup memory, across splits in merge.metal.
 
+#if QUANTIZED
+typedef QuantizedTile<D, KV_HEADS, BLOCK, LANES, VEC, KEYS, BITS, QUANT_GROUP> Rows;
+#define POOLS key_codes, key_scales, key_biases, value_codes, value_scales, value_biases
+#else
 typedef Tile<T, D, KV_HEADS, BLOCK, LANES, VEC, KEYS> Rows;
+#define POOLS key_pool, value_pool
+#endif
 typedef vec<T, VEC> Stored;
 typedef vec<float, VEC> Accum;
 constexpr int TILE = Rows::TOKENS;
@@ -47,9 +53,20 @@ const int end = min(split_end, begin + slice_tiles * TILE);
 
 // MLX is told not to copy inputs. Where an array isn't in the order that is read here, nothing is
 // read and the result is 0 / 0 = NaN, which shows, as numbers from the wrong rows would not.
+#if QUANTIZED
+const int num_blocks = key_codes_shape[0];
+const bool readable = queries_strides[2] == 1 &&
+    is_row_contiguous<KV_HEADS, BLOCK, Rows::WORDS>(key_codes_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, Rows::GROUPS>(key_scales_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, Rows::GROUPS>(key_biases_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, Rows::WORDS>(value_codes_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, Rows::GROUPS>(value_scales_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, Rows::GROUPS>(value_biases_strides, num_blocks);
+#else
 const bool readable = queries_strides[2] == 1 &&
     is_row_contiguous<KV_HEADS, BLOCK, D>(key_pool_strides, key_pool_shape[0]) &&
     is_row_contiguous<KV_HEADS, BLOCK, D>(value_pool_strides, value_pool_shape[0]);
+#endif
 
 // Scores are scaled, not q: q stays in its 16-bit type, at half the registers.
 const float to_log2 = scale * M_LOG2E_F;
@@ -80,9 +97,9 @@ const int blocks = seq;
 for (int tile = begin; tile < end && readable; tile += TILE) {
     Rows rows;
     if (tile + TILE <= end) {
-        rows.template load<true>(key_pool, value_pool, blocks, kv_head, tile, end, lane);
+        rows.template load<true>(POOLS, blocks, kv_head, tile, end, lane);
     } else {
-        rows.template load<false>(key_pool, value_pool, blocks, kv_head, tile, end, lane);
+        rows.template load<false>(POOLS, blocks, kv_head, tile, end, lane);
     }
     UNROLL for (int h = 0; h < HEADS; h++) {
         float score[KEYS];

@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 
 import mlx.core as mx
 
 from . import tuned
 from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
 from .metal import SIMD_WIDTH, Kernel, Launch
+from .quantized import PoolArray, QuantizedArray, parts
 
-_POOLS = ("queries", "key_pool", "value_pool")
 HEADERS = ("paging.metal", "softmax.metal", "tile.metal")
 _PARTIALS = ("partial_out", "partial_stats")
 
 
-def _decode_kernel(inputs: tuple[str, ...], outputs: tuple[str, ...], *defines: str) -> Kernel:
-    name = "_".join(["decode", *(define.lower() for define in defines)])
-    return Kernel(name, "decode.metal", inputs, outputs, HEADERS, defines)
+QUANTIZED_HEADERS = ("paging.metal", "softmax.metal", "quantized_tile.metal")
 
 
-_PAGED_INPUTS = (*_POOLS, "context_lens", "scale", "block_tables")
-_CONTIGUOUS_INPUTS = (*_POOLS, "context_lens", "scale")
-# By (has a block table, writes partial results).
+def _decode_kernel(is_paged: bool, is_partial: bool, is_quantized: bool) -> Kernel:
+    pools = ("pool",) if not is_quantized else ("codes", "scales", "biases")
+    arrays = [f"{of}_{part}" for of in ("key", "value") for part in pools]
+    tables = ("block_tables",) if is_paged else ()
+    flags = {"PAGED": is_paged, "QUANTIZED": is_quantized, "PARTIAL": is_partial}
+    defines = tuple(name for name, is_set in flags.items() if is_set)
+    return Kernel(
+        "_".join(["decode", *map(str.lower, defines)]),
+        "decode.metal",
+        ("queries", *arrays, "context_lens", "scale", *tables),
+        _PARTIALS if is_partial else ("out",),
+        QUANTIZED_HEADERS if is_quantized else HEADERS,
+        defines,
+    )
+
+
+# By (has a block table, writes partial results, reads quantised rows).
 DECODE = {
-    (True, False): _decode_kernel(_PAGED_INPUTS, ("out",), "PAGED"),
-    (True, True): _decode_kernel(_PAGED_INPUTS, _PARTIALS, "PAGED", "PARTIAL"),
-    (False, False): _decode_kernel(_CONTIGUOUS_INPUTS, ("out",)),
-    (False, True): _decode_kernel(_CONTIGUOUS_INPUTS, _PARTIALS, "PARTIAL"),
+    variant: _decode_kernel(*variant)
+    for variant in product((True, False), repeat=3)
+    if variant[0] or not variant[2]
 }
 MERGE = Kernel("merge", "merge.metal", (*_PARTIALS, "context_lens"), ("out",), ("softmax.metal",))
 
 
 def paged_decode_attention(
     queries: mx.array,
-    key_pool: mx.array,
-    value_pool: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
     block_tables: mx.array,
     context_lens: mx.array,
     *,
@@ -48,7 +60,8 @@ def paged_decode_attention(
     Args:
         queries: [sequences, query heads, head_dim], of the pools' dtype.
         key_pool, value_pool: [blocks, KV heads, block_size, head_dim], row contiguous: see
-            `metal.require_row_contiguous`. A strided pool isn't copied and gives NaN.
+            `metal.require_row_contiguous`. A strided pool isn't copied and gives NaN. Quantised
+            pools, both in one format, are dequantised as they are read.
         block_tables: int32 [sequences, max blocks]. Entries past a sequence's blocks aren't read.
         context_lens: int32 [sequences], cached tokens of each; a sequence with none gives zeros.
         scale: of the scores, usually head_dim**-0.5.
@@ -62,8 +75,9 @@ def paged_decode_attention(
     shape = _shape(queries, key_pool, value_pool, context_lens)
     block_size = key_pool.shape[2]
     _check_tables(block_tables, queries.shape[0], block_size, max_context_len)
-    inputs = [queries, key_pool, value_pool, context_lens, _scalar(scale), block_tables]
-    return _attend(inputs, shape, block_size, max_context_len, launch, is_paged=True)
+    pools = [*parts(key_pool), *parts(value_pool)]
+    inputs = [queries, *pools, context_lens, _scalar(scale), block_tables]
+    return _attend(inputs, context_lens, shape, block_size, max_context_len, launch, is_paged=True)
 
 
 def contiguous_decode_attention(
@@ -89,11 +103,12 @@ def contiguous_decode_attention(
             f"{max_context_len} tokens"
         )
     inputs = [queries, keys, values, context_lens, _scalar(scale)]
-    return _attend(inputs, shape, capacity, max_context_len, launch, is_paged=False)
+    return _attend(inputs, context_lens, shape, capacity, max_context_len, launch, is_paged=False)
 
 
 def _attend(
     inputs: list[mx.array],
+    context_lens: mx.array,
     shape: DecodeShape,
     block_size: int,
     max_context_len: int,
@@ -108,7 +123,6 @@ def _attend(
     decode, merge = _launches(shape, choices, block_size, num_sequences, num_splits, is_paged)
     outputs = decode(*inputs)
     if merge:
-        context_lens = inputs[3]
         outputs = merge(*outputs, context_lens)
     return outputs[0]
 
@@ -127,12 +141,12 @@ def _launches(
     Kept, since every layer of every step asks for the same: a call's share of the host's time is
     10 us with them and 30 us without.
     """
-    choices.check(shape.head_dim)
+    choices.check(shape.head_dim, shape.num_quant_groups)
     group_size = shape.group_size
     out_shape = (num_sequences, shape.num_query_heads, shape.head_dim)
     rows = (num_sequences, shape.num_query_heads, num_splits)
     is_partial = num_splits > 1
-    decode = DECODE[is_paged, is_partial].launch(
+    decode = DECODE[is_paged, is_partial, shape.kv_bits is not None].launch(
         template=_template(shape, choices, block_size),
         threadgroups=(
             shape.num_kv_heads * choices.head_splits(group_size),
@@ -167,7 +181,9 @@ def _template(
 ) -> list[tuple[str, mx.Dtype | int]]:
     """Everything that is known before the launch; lengths, table widths and split counts are not,
     so that generating a sequence compiles nothing."""
+    quantized = [("BITS", shape.kv_bits), ("QUANT_GROUP", shape.kv_group_size)]
     return [
+        *(quantized if shape.kv_bits else ()),
         ("T", shape.dtype),
         ("D", shape.head_dim),
         ("KV_HEADS", shape.num_kv_heads),
@@ -198,9 +214,9 @@ def _scalar(value: float) -> mx.array:
 
 
 def _shape(
-    queries: mx.array, keys: mx.array, values: mx.array, context_lens: mx.array
+    queries: mx.array, keys: PoolArray, values: PoolArray, context_lens: mx.array
 ) -> DecodeShape:
-    if queries.ndim != 3 or keys.ndim != 4 or keys.shape != values.shape:
+    if queries.ndim != 3 or len(keys.shape) != 4 or keys.shape != values.shape:
         raise ValueError(
             "queries are [sequences, query heads, head_dim] and both pools [blocks, KV heads, "
             f"block_size, head_dim], not {queries.shape}, {keys.shape} and {values.shape}"
@@ -226,7 +242,22 @@ def _shape(
             f"context_lens are int32 of shape ({num_sequences},), not {context_lens.dtype} of "
             f"{context_lens.shape}"
         )
-    return DecodeShape(num_query_heads, num_kv_heads, head_dim, queries.dtype)
+    return DecodeShape(
+        num_query_heads, num_kv_heads, head_dim, queries.dtype, *_format(keys, values)
+    )
+
+
+def _format(keys: PoolArray, values: PoolArray) -> tuple[int, int] | tuple[()]:
+    """Bits of a code and size of a group, if the pools are quantised."""
+    formats = {
+        (array.bits, array.group_size) if isinstance(array, QuantizedArray) else ()
+        for array in (keys, values)
+    }
+    if len(formats) > 1:
+        raise ValueError(
+            f"keys and values are stored in one format, not in bits and groups of {formats}"
+        )
+    return formats.pop()
 
 
 def _check_tables(

@@ -66,7 +66,7 @@ def default_launch(shape: DecodeShape, cores: int) -> DecodeLaunch:
 
 def default_splits(shape: DecodeShape, enough: int) -> Splits:
     """Tokens per split from the shape; they grow once `enough` splits fill the chip."""
-    floats_per_token = 2 * shape.dtype.size / 4  # of K and V, per element of a head
+    floats_per_token = 2 * shape.row_nbytes / 4 / shape.head_dim  # K and V, per element of a head
     smallest = MIN_SPLIT_TOKENS
     while 2 * shape.group_size > MAX_PARTIAL_TRAFFIC * smallest * floats_per_token:
         smallest *= 2
@@ -74,6 +74,7 @@ def default_splits(shape: DecodeShape, enough: int) -> Splits:
 
 
 def _fits(launch: DecodeLaunch, shape: DecodeShape) -> bool:
-    if launch.lanes > shape.head_dim // 2:
+    if not shape.num_quant_groups <= launch.lanes <= shape.head_dim // 2:
         return False
-    return launch.live_floats(shape.head_dim, shape.dtype.size) <= REGISTER_BUDGET
+    live_floats = launch.live_floats(shape.head_dim, shape.dtype.size, shape.kv_bits is not None)
+    return live_floats <= REGISTER_BUDGET

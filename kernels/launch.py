@@ -25,6 +25,19 @@ class DecodeShape:
     num_kv_heads: int
     head_dim: int
     dtype: mx.Dtype
+    kv_bits: int | None = None  # of a code of K and V; None if they are stored in `dtype`
+    kv_group_size: int = 32  # elements of a quantised row that share a scale and a bias
+
+    @property
+    def num_quant_groups(self) -> int:
+        """Scales of a row, and biases; 0 of a plain one."""
+        return 0 if self.kv_bits is None else self.head_dim // self.kv_group_size
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row of K or V, with its scales and biases."""
+        bits = self.kv_bits or 8 * self.dtype.size
+        return self.head_dim * bits // 8 + 2 * self.num_quant_groups * self.dtype.size
 
     @property
     def group_size(self) -> int:
@@ -33,7 +46,8 @@ class DecodeShape:
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("mlx.core.")
-        return f"{self.num_query_heads}q {self.num_kv_heads}kv d{self.head_dim} {dtype}"
+        shape = f"{self.num_query_heads}q {self.num_kv_heads}kv d{self.head_dim} {dtype}"
+        return f"{shape} kv{self.kv_bits}g{self.kv_group_size}" if self.kv_bits else shape
 
 
 @dataclass(frozen=True)
@@ -111,18 +125,21 @@ class DecodeLaunch:
         simdgroups = self.num_threads(shape.group_size) // metal.SIMD_WIDTH
         return simdgroups * (shape.head_dim + 2) * 4
 
-    def live_floats(self, head_dim: int, itemsize: int) -> int:
-        """Registers that a lane needs through the loop, in floats of 4 bytes."""
+    def live_floats(self, head_dim: int, itemsize: int, is_quantized: bool = False) -> int:
+        """Registers that a lane needs through the loop, in floats of 4 bytes.
+
+        Rows of K and V that were quantised are held in float.
+        """
         vector = self.vector(head_dim)
         elements = -(-head_dim // (vector * self.lanes)) * vector
         stored = elements * itemsize // 4
         output_query_max_sum = elements + stored + 2
-        key_value_score = 2 * stored + 1
+        key_value_score = 2 * (elements if is_quantized else stored) + 1
         return self.heads * output_query_max_sum + self.keys * key_value_score
 
-    def check(self, head_dim: int) -> None:
+    def check(self, head_dim: int, num_quant_groups: int = 0) -> None:
         """Raise ValueError for choices that the kernel's text can't be compiled with."""
-        lanes = [n for n in (4, 8, 16, 32) if n <= head_dim // 2]
+        lanes = [n for n in (4, 8, 16, 32) if num_quant_groups <= n <= head_dim // 2]
         if self.lanes not in lanes:
             raise ValueError(
                 f"a row of {head_dim} elements is shared by {lanes} lanes, not {self.lanes}"

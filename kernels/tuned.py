@@ -86,7 +86,12 @@ def save(shape: DecodeShape, launch: DecodeLaunch, gb_per_s: float) -> Path:
 def kernel_digest() -> str:
     """Names the text that a measurement is about."""
     return metal.digest(
-        "paging.metal", "softmax.metal", "tile.metal", "decode.metal", "merge.metal"
+        "paging.metal",
+        "softmax.metal",
+        "tile.metal",
+        "quantized_tile.metal",
+        "decode.metal",
+        "merge.metal",
     )
 
 

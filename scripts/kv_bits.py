@@ -155,7 +155,9 @@ def main(argv: list[str] | None = None) -> None:
     text = read_text(args.text)
     loaded = load(args.model, args.dtype)
     # Four characters make a token or so; a tokenizer takes its time for more than is needed.
-    token_ids = list(loaded.tokenizer.encode(text[: 16 * args.tokens]))[: args.tokens]
+    text = text[: 16 * args.tokens]
+    # Longer than the model's context, which the tokenizer would remark on.
+    token_ids = list(loaded.tokenizer.encode(text, verbose=False))[: args.tokens]
     if len(token_ids) < 2:
         raise ValueError("the text has fewer than 2 tokens, so there is nothing to predict")
     args.window = min(args.window, len(token_ids))

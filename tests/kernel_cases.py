@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from mlx_paged.kernels import contiguous_decode_attention, metal, paged_decode_attention
 from mlx_paged.kernels.launch import DecodeLaunch, DecodeShape, Splits
+from mlx_paged.kernels.quantized import PoolArray, QuantizedArray
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,15 +54,25 @@ class Case:
     query_factor: float = 1
     is_cold: bool = False  # queries and keys point away from each other: all scores below 0
     seed: int = 0
+    kv_bits: int | None = None
+    kv_group_size: int = 32
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("mlx.core.")
-        return f"d{self.head_dim}-{dtype}-block{self.block_size}-group{self.group_size}"
+        case = f"d{self.head_dim}-{dtype}-block{self.block_size}-group{self.group_size}"
+        return f"{case}-{self.kv_bits}bits{self.kv_group_size}" if self.kv_bits else case
 
     @property
     def shape(self) -> DecodeShape:
         num_query_heads = self.group_size * self.num_kv_heads
-        return DecodeShape(num_query_heads, self.num_kv_heads, self.head_dim, self.dtype)
+        return DecodeShape(
+            num_query_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.dtype,
+            self.kv_bits,
+            self.kv_group_size,
+        )
 
     @property
     def scale(self) -> float:
@@ -103,17 +114,53 @@ class Case:
             table[:count], blocks = blocks[:count], blocks[count:]
         return mx.array(tables)
 
-    def pool(self, tokens: list[mx.array]) -> mx.array:
-        """[blocks, KV heads, block_size, head_dim] with `tokens` in their slots, NaN elsewhere."""
+    def pool(self, tokens: list[mx.array]) -> PoolArray:
+        """[blocks, KV heads, block_size, head_dim] with `tokens` in their slots, NaN elsewhere.
+
+        Where it is quantised, slots without a token have codes of any value, and NaN for scales
+        and biases.
+        """
+        if self.kv_bits is None:
+            return self._in_slots(tokens)
+        codes, scales, biases = zip(*map(self.quantized, tokens), strict=True)
+        return QuantizedArray(
+            *map(self._in_slots, (codes, scales, biases)),  # type: ignore[arg-type]
+            bits=self.kv_bits,
+        )
+
+    def quantized(self, rows: mx.array) -> tuple[mx.array, ...]:
+        """Codes, scales and biases."""
+        if not rows.size:
+            empty = mx.zeros((self.num_kv_heads, 1, self.head_dim), self.dtype)
+            return tuple(part[:, :0] for part in self.quantized(empty))
+        return tuple(mx.quantize(rows, group_size=self.kv_group_size, bits=self.kv_bits))
+
+    def stored(self, rows: mx.array) -> Floats:
+        """Rows as a pool of this case holds them, unrounded where they are quantised."""
+        if self.kv_bits is None or not rows.size:
+            return as_floats(rows)
+        codes, scales, biases = self.quantized(rows)
+        shifts = np.arange(0, 32, self.kv_bits, dtype=np.uint32)
+        values = np.array(codes)[..., None] >> shifts & (2**self.kv_bits - 1)
+        values = values.reshape(rows.shape).astype(np.float64)
+        spread = np.repeat(as_floats(scales), self.kv_group_size, axis=-1)
+        return spread * values + np.repeat(as_floats(biases), self.kv_group_size, axis=-1)
+
+    def _in_slots(self, tokens: Sequence[mx.array]) -> mx.array:
+        """[blocks, KV heads, block_size, n] of each sequence's [KV heads, tokens, n]."""
         tables = np.array(self.tables)
         num_blocks = sum(-(-length // self.block_size) for length in self.lens) + 3
-        shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
-        pool = np.full(shape, np.nan, np.float32)
+        dtype, last = tokens[0].dtype, tokens[0].shape[-1]
+        is_codes = dtype == mx.uint32
+        shape = (num_blocks, self.num_kv_heads, self.block_size, last)
+        empty = 2**32 - 1 if is_codes else np.nan
+        pool = np.full(shape, empty, np.uint32 if is_codes else np.float32)
         for table, rows, length in zip(tables, tokens, self.lens, strict=True):
             positions = np.arange(length)
             blocks, slots = table[positions // self.block_size], positions % self.block_size
-            pool[blocks, :, slots] = as_floats(rows).transpose(1, 0, 2)
-        return mx.array(pool).astype(self.dtype)
+            rows_in = np.array(rows) if is_codes else as_floats(rows)
+            pool[blocks, :, slots] = rows_in.transpose(1, 0, 2)
+        return mx.array(pool).astype(dtype)
 
     def contiguous(self, tokens: list[mx.array]) -> mx.array:
         """[sequences, KV heads, longest, head_dim], NaN past each sequence's end."""
@@ -130,8 +177,8 @@ class Case:
         for seq, length in enumerate(self.lens):
             if length == 0:
                 continue
-            keys = np.repeat(as_floats(self.keys[seq]), self.group_size, axis=0)
-            values = np.repeat(as_floats(self.values[seq]), self.group_size, axis=0)
+            keys = np.repeat(self.stored(self.keys[seq]), self.group_size, axis=0)
+            values = np.repeat(self.stored(self.values[seq]), self.group_size, axis=0)
             scores = np.einsum("hd,htd->ht", queries[seq], keys) * self.scale
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)

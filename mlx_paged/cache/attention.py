@@ -68,12 +68,7 @@ def paged_attention(
     """
     num_decode = batch.num_decode_rows
     outputs = []
-    if (
-        num_decode
-        and path == "metal"
-        and isinstance(key_pool, mx.array)
-        and isinstance(value_pool, mx.array)
-    ):
+    if num_decode and path == "metal":
         outputs.append(_metal_decode(queries[:num_decode], key_pool, value_pool, batch, scale))
     elif num_decode:
         outputs.append(
@@ -89,7 +84,7 @@ def paged_attention(
 
 
 def _metal_decode(
-    queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
+    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
 ) -> mx.array:
     num_rows = batch.num_decode_rows
     return paged_decode_attention(

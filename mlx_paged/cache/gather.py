@@ -142,8 +142,8 @@ def gather_prefill_attention(
 
 def _attend_row(
     queries: mx.array,
-    key_pool: mx.array,
-    value_pool: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
     batch: Batch,
     row: int,
     scale: float,

@@ -20,11 +20,13 @@ if __name__ == "__main__":  # this file's folder would hide modules that have it
 from kernel_cases import EXECUTOR, Factory
 from kernel_checks import CHECKS, what_is_wrong
 from prefill_checks import PREFILL_CHECKS
+from quantized_checks import QUANTIZED_CHECKS
 
 from mlx_paged.kernels import metal
 from msl import NO_COMPILER, find_compiler
 
-LISTS = [Path(__file__).with_name(f"{kernel}_mutants.diff") for kernel in ("kernel", "prefill")]
+KINDS = ("kernel", "prefill", "quantized")
+LISTS = [Path(__file__).with_name(f"{kernel}_mutants.diff") for kernel in KINDS]
 
 
 @dataclass(frozen=True)
@@ -81,20 +83,25 @@ def listed(text: str) -> Iterator[Mutant]:
             yield Mutant(file, name, old, new)
 
 
+CHECKS_OF = {
+    "prefill.metal": PREFILL_CHECKS,
+    "matrix.metal": PREFILL_CHECKS,
+    "staging.metal": PREFILL_CHECKS,
+    "quantized_tile.metal": QUANTIZED_CHECKS,
+}
 MUTANTS = tuple(mutant for file in LISTS for mutant in listed(file.read_text()))
 
 
 def caught_by(mutant: Mutant) -> str | None:
     """What notices the mutant, None if nothing does."""
-    checks = PREFILL_CHECKS if mutant.file in ("prefill.metal", "matrix.metal") else CHECKS
-    return what_is_wrong(Mutating(mutant), checks)
+    return what_is_wrong(Mutating(mutant), CHECKS_OF.get(mutant.file, CHECKS))
 
 
 def main(files: list[str]) -> int:
     if find_compiler() is None:
         print(NO_COMPILER)
         return 1
-    wrong = what_is_wrong(checks=CHECKS + PREFILL_CHECKS)
+    wrong = what_is_wrong(checks=CHECKS + PREFILL_CHECKS + QUANTIZED_CHECKS)
     if wrong:
         print(f"the kernels as they are don't pass: {wrong}")
         return 1
