@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
-from kernel_cases import MAX_ERROR, SMALL_SPLITS, Case, Factory, Recording, bits
+from kernel_cases import MAX_ERROR, SMALL_SPLITS, Case, Factory, Recording, as_floats, bits
 from kernel_checks import ONE_SPLIT, Check
 
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.launch import DecodeLaunch
+from mlx_paged.kernels.quantized import QuantizedArray
 
 # Between them: both bits and group sizes, loads of 1, 2 and 4 bytes, idle lanes, several vectors
 # a lane, groups of one lane's vectors and of many lanes', one split and many.
@@ -97,8 +98,24 @@ def same_quantized_bits_in_any_batch(factory: Factory) -> str | None:
     return None
 
 
+def strided_parts_give_nan(factory: Factory) -> str | None:
+    """A part that doesn't lie as it is read shows, as numbers from other rows would not."""
+    case = Case(lens=(9, 30), kv_bits=8, block_size=2)
+    for of, tokens in (("key_pool", case.keys), ("value_pool", case.values)):
+        for i in range(3):
+            parts = case.pool(tokens).parts
+            parts[i] = mx.contiguous(parts[i].swapaxes(1, 2)).swapaxes(1, 2)
+            codes, scales, biases = parts
+            with metal.using(factory):
+                out = case.attend(**{of: QuantizedArray(codes, scales, biases, bits=8)})
+            if not np.isnan(as_floats(out)).all():
+                return f"part {i} of the {of} was read though it is strided"
+    return None
+
+
 QUANTIZED_CHECKS: tuple[Check, ...] = (
     small_quantized_error,
     exact_quantized_traffic,
     same_quantized_bits_in_any_batch,
+    strided_parts_give_nan,
 )

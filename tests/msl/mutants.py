@@ -88,6 +88,7 @@ CHECKS_OF = {
     "matrix.metal": PREFILL_CHECKS,
     "staging.metal": PREFILL_CHECKS,
     "quantized_tile.metal": QUANTIZED_CHECKS,
+    "decode.metal": CHECKS + QUANTIZED_CHECKS,
 }
 MUTANTS = tuple(mutant for file in LISTS for mutant in listed(file.read_text()))
 
