@@ -16,6 +16,15 @@
 // A row's bits are its own: keys come in the same tiles whatever rows share them, and the tiles
 // that a row doesn't see leave it as it is.
 
+#if QUANTIZED
+typedef Piece<T, D, BITS, QUANT_GROUP> RowPiece;
+#define KEYS_OF_POOL key_codes, key_scales, key_biases
+#define VALUES_OF_POOL value_codes, value_scales, value_biases
+#else
+typedef Piece<T, D> RowPiece;
+#define KEYS_OF_POOL key_pool
+#define VALUES_OF_POOL value_pool
+#endif
 typedef vec<T, 2> Pair;
 typedef vec<T, 4> Quad;
 constexpr int ROWS = 8 * SIMDGROUPS / COLUMN_SPLITS;
@@ -23,7 +32,7 @@ constexpr int HEAD_SPLITS = GROUP / HEADS;
 constexpr int DEPTH = D / 8;
 constexpr int COLUMNS = DEPTH / COLUMN_SPLITS;             // 8x8 matrices, as DEPTH and KEY_TILES
 constexpr int KEY_TILES = KEYS / 8;
-constexpr int ROW_QUADS = D / 4;
+constexpr int PIECES = D / RowPiece::ELEMENTS;             // of a row
 constexpr int STRIDE = D + 16 / sizeof(T);                 // 16 bytes more: rows in other banks
 
 const int kv_head = threadgroup_position_in_grid.x / HEAD_SPLITS;
@@ -61,9 +70,20 @@ const int simd_first = num_cached + simd_row / HEADS - window + 1;
 const int simd_last = simd_row <= last_row ? num_cached + min(simd_row + 7, last_row) / HEADS : -1;
 
 // As in decode.metal: rather NaN than numbers from the wrong rows.
+#if QUANTIZED
+const int num_blocks = key_codes_shape[0];
+const bool readable = queries_strides[2] == 1 &&
+    is_row_contiguous<KV_HEADS, BLOCK, RowPiece::ROW_WORDS>(key_codes_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, PIECES>(key_scales_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, PIECES>(key_biases_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, RowPiece::ROW_WORDS>(value_codes_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, PIECES>(value_scales_strides, num_blocks) &&
+    is_row_contiguous<KV_HEADS, BLOCK, PIECES>(value_biases_strides, num_blocks);
+#else
 const bool readable = queries_strides[2] == 1 &&
     is_row_contiguous<KV_HEADS, BLOCK, D>(key_pool_strides, key_pool_shape[0]) &&
     is_row_contiguous<KV_HEADS, BLOCK, D>(value_pool_strides, value_pool_shape[0]);
+#endif
 
 const float to_log2 = scale * M_LOG2E_F;
 const device Pair* query_row = (const device Pair*)(
@@ -88,21 +108,22 @@ const threadgroup T* const key_rows = (const threadgroup T*)keys;
 
 for (int begin = first / KEYS * KEYS; begin <= last && readable; begin += KEYS) {
     threadgroup_barrier(mem_flags::mem_threadgroup);       // all have read the tile before
-    for (int i = thread_index_in_threadgroup; i < KEYS * ROW_QUADS; i += SIMDGROUPS * 32) {
-        const int token = begin + i / ROW_QUADS;
-        const int quad = i % ROW_QUADS;
-        Quad key = Quad(T(0));
-        Quad value = Quad(T(0));
+    for (int i = thread_index_in_threadgroup; i < KEYS * PIECES; i += SIMDGROUPS * 32) {
+        const int token = begin + i / PIECES;
+        const int piece = i % PIECES;
+        RowPiece key, value;
+        key.clear();
+        value.clear();
         // Beyond is nothing to see: the table may hold anything there, a slot NaN.
         if (token >= first && token <= last) {
             const int block = blocks[uint(token) / BLOCK];
-            const int64_t at = row_offset<KV_HEADS, BLOCK, D>(block, kv_head, uint(token) % BLOCK);
-            key = ((const device Quad*)(key_pool + at))[quad];
-            value = ((const device Quad*)(value_pool + at))[quad];
+            const int64_t at = row_offset<KV_HEADS, BLOCK, 1>(block, kv_head, uint(token) % BLOCK);
+            key.load(KEYS_OF_POOL, at, piece);
+            value.load(VALUES_OF_POOL, at, piece);
         }
-        const int to = i / ROW_QUADS * (STRIDE / 4) + quad;
-        keys[to] = key;
-        values[to] = value;
+        const int to = i / PIECES * (STRIDE / 4) + piece * (RowPiece::ELEMENTS / 4);
+        key.store(keys + to);
+        value.store(values + to);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (begin > simd_last || begin + KEYS <= simd_first) {

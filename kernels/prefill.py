@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
@@ -15,27 +15,39 @@ from .defaults import num_cores
 from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeShape
 from .metal import SIMD_WIDTH, Kernel, Launch
 from .prefill_launch import PrefillLaunch, default_prefill_launch
+from .quantized import PoolArray, QuantizedArray, parts
 
 NO_WINDOW = 2**31 - 1  # further back than any token
 
-HEADERS = ("paging.metal", "softmax.metal", "matrix.metal")
-_ARRAYS = ("queries", "key_pool", "value_pool", "block_tables", "context_lens", "tiles")
-_INPUTS = (*_ARRAYS, "scale", "window")
-PREFILL = Kernel("prefill", "prefill.metal", _INPUTS, ("out",), HEADERS)
-PREFILL_PARTIAL = Kernel(
-    "prefill_partial",
-    "prefill.metal",
-    (*_INPUTS, "split_tokens"),
-    ("partial_out", "partial_stats"),
-    HEADERS,
-    ("PARTIAL",),
-)
+HEADERS = ("paging.metal", "softmax.metal", "matrix.metal", "staging.metal")
+
+
+def _prefill_kernel(is_partial: bool, is_quantized: bool) -> Kernel:
+    flags = {"QUANTIZED": is_quantized, "PARTIAL": is_partial}
+    defines = tuple(name for name, is_set in flags.items() if is_set)
+    pool = ("codes", "scales", "biases") if is_quantized else ("pool",)
+    inputs = ["queries", *(f"{of}_{part}" for of in ("key", "value") for part in pool)]
+    inputs += ["block_tables", "context_lens", "tiles", "scale", "window"]
+    if is_partial:
+        inputs.append("split_tokens")
+    return Kernel(
+        "_".join(["prefill", *map(str.lower, defines)]),
+        "prefill.metal",
+        tuple(inputs),
+        ("partial_out", "partial_stats") if is_partial else ("out",),
+        HEADERS,
+        defines,
+    )
+
+
+# By (writes partial results, reads quantised rows).
+PREFILL = {flags: _prefill_kernel(*flags) for flags in product((False, True), repeat=2)}
 
 
 def paged_prefill_attention(
     queries: mx.array,
-    key_pool: mx.array,
-    value_pool: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
     block_tables: mx.array,
     context_lens: mx.array,
     row_starts: Sequence[int],
@@ -51,7 +63,8 @@ def paged_prefill_attention(
         queries: [N, query heads, head_dim], of the pools' dtype: the new tokens of one sequence
             after the other, of which each may have any number.
         key_pool, value_pool: [blocks, KV heads, block_size, head_dim], row contiguous: see
-            `metal.require_row_contiguous`. A strided pool isn't copied and gives NaN.
+            `metal.require_row_contiguous`. A strided pool isn't copied and gives NaN. Quantised
+            pools, both in one format, are dequantised as they are read.
         block_tables: int32 [S, max blocks], of which those of `context_lens` tokens are read.
         context_lens: int32 [S], tokens of each sequence in its blocks, new ones included.
         row_starts: host integers [S + 1]: where in `queries` each sequence starts, N at the end.
@@ -82,7 +95,8 @@ def paged_prefill_attention(
         return mx.zeros_like(queries)
     choices = _choices(shape, launch)
     tiles = tile_list(starts, choices.heads, choices.rows)
-    inputs = [queries, key_pool, value_pool, block_tables, context_lens, tiles]
+    kv_format = _kv_format(key_pool, value_pool)
+    inputs = [queries, *parts(key_pool), *parts(value_pool), block_tables, context_lens, tiles]
     inputs += [_scalar(scale, mx.float32), _scalar(window or NO_WINDOW, mx.int32)]
     num_queries, num_tiles = queries.shape[0], tiles.shape[0]
     num_splits = 1
@@ -90,7 +104,7 @@ def paged_prefill_attention(
         threadgroups = num_tiles * shape.num_kv_heads * choices.head_splits(shape.group_size)
         split_tokens = choices.tokens_per_split(threadgroups, max_context_len)
         num_splits = max(1, -(-max_context_len // split_tokens))
-    prefill = _launch(shape, choices, block_size, num_tiles, num_queries, num_splits)
+    prefill = _launch(shape, kv_format, choices, block_size, num_tiles, num_queries, num_splits)
     if num_splits == 1:
         return prefill(*inputs)[0]
     partial_out, partial_stats = prefill(*inputs, _scalar(split_tokens, mx.int32))
@@ -116,6 +130,7 @@ def tile_list(row_starts: tuple[int, ...], heads: int, rows: int) -> mx.array:
 @lru_cache(maxsize=256)
 def _launch(
     shape: DecodeShape,
+    kv_format: tuple[int, int] | None,
     choices: PrefillLaunch,
     block_size: int,
     num_tiles: int,
@@ -126,8 +141,10 @@ def _launch(
     rows = (num_queries, shape.num_query_heads)
     is_partial = num_splits > 1
     split_rows = (*rows, num_splits)
-    return (PREFILL_PARTIAL if is_partial else PREFILL).launch(
+    quantized = zip(("BITS", "QUANT_GROUP"), kv_format or (), strict=False)
+    return PREFILL[is_partial, kv_format is not None].launch(
         template=[
+            *quantized,
             ("T", shape.dtype),
             ("D", shape.head_dim),
             ("KV_HEADS", shape.num_kv_heads),
@@ -190,8 +207,21 @@ def _scalar(value: float, dtype: mx.Dtype) -> mx.array:
     return mx.array(value, dtype)
 
 
-def _shape(queries: mx.array, keys: mx.array, values: mx.array) -> DecodeShape:
-    if queries.ndim != 3 or keys.ndim != 4 or keys.shape != values.shape:
+def _kv_format(keys: PoolArray, values: PoolArray) -> tuple[int, int] | None:
+    """Bits of a code and elements of a group, if the pools are quantised."""
+    of_keys, of_values = (
+        (array.bits, array.group_size) if isinstance(array, QuantizedArray) else None
+        for array in (keys, values)
+    )
+    if of_keys != of_values:
+        raise ValueError(
+            f"keys and values are stored alike, not in (bits, group size) {of_keys} and {of_values}"
+        )
+    return of_keys
+
+
+def _shape(queries: mx.array, keys: PoolArray, values: PoolArray) -> DecodeShape:
+    if queries.ndim != 3 or len(keys.shape) != 4 or keys.shape != values.shape:
         raise ValueError(
             "queries are [tokens, query heads, head_dim] and both pools [blocks, KV heads, "
             f"block_size, head_dim], not {queries.shape}, {keys.shape} and {values.shape}"

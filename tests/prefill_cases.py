@@ -12,6 +12,7 @@ from kernel_cases import Case, Floats, as_floats
 
 from mlx_paged.kernels import paged_prefill_attention
 from mlx_paged.kernels.prefill_launch import PrefillLaunch, default_prefill_launch
+from mlx_paged.kernels.quantized import QuantizedArray
 
 CORES = 16
 
@@ -44,6 +45,11 @@ class PrefillCase(Case):
         ]
         queries = mx.concatenate(rows) * self.query_factor
         return -mx.abs(queries) if self.is_cold else queries
+
+    def quantized(self, tokens: list[mx.array], bits: int, group_size: int) -> QuantizedArray:
+        """The pool in codes, with NaN for scales and biases wherever no token is stored."""
+        pool = self.pool(tokens)
+        return QuantizedArray(*mx.quantize(pool, group_size=group_size, bits=bits), bits)
 
     def reference(self) -> Floats:
         """Causal attention in float64 on the same rounded inputs, with one token's window."""
@@ -78,3 +84,14 @@ class PrefillCase(Case):
             "launch": self.launch,
         }
         return paged_prefill_attention(**{**arguments, **changes})
+
+
+def dequantized(array: QuantizedArray) -> mx.array:
+    """scale * code + bias, computed in float32 and rounded once."""
+    words = np.array(array.codes)
+    shifts = np.arange(0, 32, array.bits, dtype=np.uint32)
+    codes = (words[..., None] >> shifts) & (2**array.bits - 1)
+    groups = codes.reshape(*array.scales.shape, array.group_size).astype(np.float32)
+    scales, biases = (as_floats(part).astype(np.float32) for part in array.parts[1:])
+    elements = groups * scales[..., None] + biases[..., None]
+    return mx.array(elements.reshape(array.shape)).astype(array.dtype)

@@ -8,11 +8,13 @@ import mlx.core as mx
 import numpy as np
 from kernel_cases import MAX_ERROR, Factory, Recording, bits
 from kernel_checks import Check
-from prefill_cases import PrefillCase
+from prefill_cases import PrefillCase, dequantized
 
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.prefill import tile_list
 from mlx_paged.kernels.prefill_launch import PrefillLaunch
+
+PARTS = ("codes", "scales", "biases")
 
 # Between them: tiles that end within a token's heads, SIMD groups without rows, tiles of keys above
 # the diagonal, prefixes in front, split heads and columns, a window, a table in constant memory.
@@ -97,6 +99,32 @@ def joined_splits(factory: Factory) -> str | None:
     return None if error <= MAX_ERROR[case.dtype] else f"error {error:.1e} where keys are split"
 
 
+def same_bits_from_codes(factory: Factory) -> str | None:
+    """A quantised pool gives what the same pool dequantised before does."""
+    case = replace(CASES[0], lens=(37, 1, 50), new=(7, 1, 13))
+    for bits_of_code, group_size in ((8, 32), (4, 64)):
+        key_pool, value_pool = (
+            case.quantized(tokens, bits_of_code, group_size) for tokens in (case.keys, case.values)
+        )
+        plain = {"key_pool": dequantized(key_pool), "value_pool": dequantized(value_pool)}
+        recording = Recording(factory)
+        with metal.using(recording):
+            expected = bits(case.attend(**plain))
+            if not np.array_equal(
+                bits(case.attend(key_pool=key_pool, value_pool=value_pool)), expected
+            ):
+                return f"{bits_of_code}-bit codes in groups of {group_size} differ"
+        tokens = loaded_bytes(case) // (case.head_dim * case.dtype.size)
+        row_bytes = case.head_dim * bits_of_code // 8
+        row_bytes += 2 * (case.head_dim // group_size) * case.dtype.size
+        report = recording.reports["prefill_quantized"]
+        for of in ("key", "value"):
+            loaded = sum(report[f"{of}_{part}"].bytes_loaded for part in PARTS)
+            if loaded != tokens * row_bytes:
+                return f"{loaded} bytes of {of}s loaded, not {tokens} rows of {row_bytes}"
+    return None
+
+
 PREFILL_CHECKS: tuple[Check, ...] = (
     small_error,
     exact_traffic,
@@ -104,6 +132,7 @@ PREFILL_CHECKS: tuple[Check, ...] = (
     cold_scores,
     same_bits_in_any_chunks,
     joined_splits,
+    same_bits_from_codes,
 )
 
 

@@ -20,7 +20,7 @@ from mlx_paged.kernels.launch import DTYPES, HEAD_DIMS, DecodeLaunch, DecodeShap
 KERNELS = [
     *decode.DECODE.values(),
     decode.MERGE,
-    prefill.PREFILL,
+    *prefill.PREFILL.values(),
     copy.PAGED,
     copy.CONTIGUOUS,
 ]
@@ -165,7 +165,7 @@ def test_a_launch_beyond_metals_limits_is_refused_before_it_compiles(launches: L
 
 def test_the_kernels_need_few_buffers() -> None:
     plain = [kernel for kernel in KERNELS if "QUANTIZED" not in kernel.defines]
-    assert max(kernel.num_buffers for kernel in plain) <= 16
+    assert max(kernel.num_buffers for kernel in plain) <= 17
     assert max(kernel.num_buffers for kernel in KERNELS) <= 24  # six arrays for two
 
 

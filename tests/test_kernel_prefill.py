@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_cases import EXECUTOR, MAX_ERROR, Factory, Recording, as_floats, bits, require_compiler
 from kernel_checks import Check
-from prefill_cases import CORES, PrefillCase
+from prefill_cases import CORES, PrefillCase, dequantized
 from prefill_checks import PREFILL_CHECKS, chunks, loaded_bytes
 
 from mlx_paged.kernels import metal
@@ -301,7 +301,7 @@ def test_default_launches_fit_registers_and_threadgroup_memory(
         assert launch.num_threads <= 256
         most = 104 if (head_dim, dtype) == (256, mx.float32) else 80
         assert launch.live_floats(shape) <= most
-    assert PREFILL.num_buffers <= metal.MAX_BUFFERS
+    assert max(kernel.num_buffers for kernel in PREFILL.values()) <= metal.MAX_BUFFERS
 
 
 def test_threadgroup_memory_is_what_the_launch_was_checked_for(recording: Recording) -> None:
@@ -309,6 +309,22 @@ def test_threadgroup_memory_is_what_the_launch_was_checked_for(recording: Record
     case.attend()
     needed = case.choices.threadgroup_bytes(case.shape)
     assert recording.reports["prefill"].threadgroup_bytes == needed
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [dim for dim in HEAD_DIMS if dim % 32 == 0])
+def test_quantised_pools_of_every_format_are_dequantised_on_the_way(
+    head_dim: int, dtype: mx.Dtype
+) -> None:
+    formats = [(8, 32), (4, 32), (8, 64), (4, 64)][: 4 if head_dim % 64 == 0 else 2]
+    kv_format = formats[(head_dim // 32 + DTYPES.index(dtype)) % len(formats)]
+    case = PrefillCase(head_dim=head_dim, dtype=dtype, lens=(20, 45, 1), new=(18, 5, 1))
+    pools = [case.quantized(tokens, *kv_format) for tokens in (case.keys, case.values)]
+    plain = case.attend(key_pool=dequantized(pools[0]), value_pool=dequantized(pools[1]))
+    out = case.attend(key_pool=pools[0], value_pool=pools[1])
+    assert np.array_equal(bits(out), bits(plain))
+    with pytest.raises(ValueError, match="stored alike"):
+        case.attend(key_pool=pools[0])
 
 
 SPLIT = {"enough": 1000, "split_tokens": 40}

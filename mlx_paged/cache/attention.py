@@ -76,10 +76,8 @@ def paged_attention(
         )
     if num_decode < batch.num_tokens:
         new = queries[num_decode:]
-        if path == "metal" and isinstance(key_pool, mx.array) and isinstance(value_pool, mx.array):
-            outputs.append(_metal_prefill(new, key_pool, value_pool, batch, scale))
-        else:
-            outputs.append(gather_prefill_attention(new, key_pool, value_pool, batch, scale))
+        prefill = _metal_prefill if path == "metal" else gather_prefill_attention
+        outputs.append(prefill(new, key_pool, value_pool, batch, scale))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
@@ -99,7 +97,7 @@ def _metal_decode(
 
 
 def _metal_prefill(
-    queries: mx.array, key_pool: mx.array, value_pool: mx.array, batch: Batch, scale: float
+    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
 ) -> mx.array:
     first = batch.num_decode_rows
     return paged_prefill_attention(
