@@ -146,6 +146,7 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> None:
         [f"{row['bits']} bits" for row in rows], [row["requests"] for row in rows], color="0.6"
     )
     bars.set(ylabel="requests at once")
+    bars.grid(axis="x", visible=False)
     figure.suptitle(title)
     report.save(figure, file)
 
@@ -163,9 +164,11 @@ def main(argv: list[str] | None = None) -> None:
     args.window = min(args.window, len(token_ids))
     rows = measure(loaded, token_ids, args)
     source = args.text.name if args.text else "Python's language reference"
-    title = f"{loaded.description}; {len(token_ids):,} tokens of {source}"
+    read = f"{len(token_ids):,} tokens of {source}"
+    title = f"{loaded.description}; {read}"
     if args.plot:
-        plot(rows, title, args.plot)
+        dtype = str(loaded.dtype).removeprefix("mlx.core.")
+        plot(rows, f"{args.model} in {dtype}; {read}", args.plot)
     if args.json:
         return report.print_json(
             {
