@@ -17,6 +17,10 @@ KV_GROUP_SIZES = (32, 64)
 class KVFormat:
     """Rows of `dtype`, or of codes with a scale and a bias of `dtype` for each group.
 
+    Codes are rounded, so a difference in a last bit, as between a batch's matrix products and a
+    single row's, now and then grows to a whole step. Near ties in sampling may then fall either
+    way, as they do among plain rows, but more often.
+
     Attributes:
         dtype: of K and V in the model.
         bits: of a code, 8 or 4; None stores rows as they are.
