@@ -22,9 +22,13 @@ from kernel_cases import (
 )
 from kernel_checks import Check
 from quantized_checks import QUANTIZED_CHECKS, bytes_loaded, packed_bytes
+from tiny_engine import run
 from tiny_models import tiny_config, tiny_model
 
 from mlx_paged.cache import KVPool
+from mlx_paged.engine.engine import Engine
+from mlx_paged.engine.options import EngineOptions
+from mlx_paged.engine.params import SamplingParams
 from mlx_paged.kernels import metal
 from mlx_paged.kernels.decode import DECODE
 from mlx_paged.kernels.defaults import REGISTER_BUDGET, default_launch
@@ -205,3 +209,25 @@ def test_a_model_that_decodes_by_the_kernel_answers_as_by_gathering(
     for by_kernel, by_gather in zip(by_path["metal"], by_path["gather"], strict=True):
         assert by_kernel[0] == by_gather[0]
         assert np.abs(by_kernel[1] - by_gather[1]).max() < 1e-3
+
+
+def test_an_engine_on_the_kernels_alone_answers_as_one_that_gathers(recording: Recording) -> None:
+    """Chunks, decodes beside them, forks that copy blocks, and a prefix that is found again."""
+    model = ours_of(tiny_model(tiny_config(num_attention_heads=4, num_key_value_heads=1)))
+    prompts = [list(range(40, 51)), [*range(40, 49), 7], [3]]
+    params = SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=4)
+    answers = {}
+    for path in ("metal", "gather"):
+        options = EngineOptions(
+            block_size=4,
+            num_blocks=40,
+            max_num_batched_tokens=9,
+            max_num_seqs=9,
+            attention=path,  # type: ignore[arg-type]
+            kv_bits=8,
+        )
+        engine = Engine(model, None, options)
+        answers[path] = run(engine, prompts[:1], params) + run(engine, prompts, params)
+        assert engine.stats().prefix.num_saved_tokens > 0 and engine.stats().counts.num_copies > 0
+    assert answers["metal"] == answers["gather"]
+    assert any("prefill" in name and "quantized" in name for name in recording.reports)
