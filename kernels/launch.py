@@ -128,14 +128,16 @@ class DecodeLaunch:
     def live_floats(self, head_dim: int, itemsize: int, is_quantized: bool = False) -> int:
         """Registers that a lane needs through the loop, in floats of 4 bytes.
 
-        Rows of K and V that were quantised are held in float.
+        Rows of K and V that were quantised are held in float, others as stored. The vector that
+        is converted to float just before it is used counts for neither.
         """
         vector = self.vector(head_dim)
         elements = -(-head_dim // (vector * self.lanes)) * vector
         stored = elements * itemsize // 4
         output_query_max_sum = elements + stored + 2
         key_value_score = 2 * (elements if is_quantized else stored) + 1
-        return self.heads * output_query_max_sum + self.keys * key_value_score
+        converted = vector if is_quantized else 0
+        return self.heads * output_query_max_sum + self.keys * key_value_score - converted
 
     def check(self, head_dim: int, num_quant_groups: int = 0) -> None:
         """Raise ValueError for choices that the kernel's text can't be compiled with."""

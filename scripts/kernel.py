@@ -5,6 +5,7 @@
     python scripts/kernel.py --sweep              # on a Mac: find this chip's best launch, keep it
     python scripts/kernel.py --lengths scripts/data/sharegpt.json
     python scripts/kernel.py --prefill            # the last 512 tokens of each are a prompt's
+    python scripts/kernel.py --kv-bits 8          # quantised, against contiguous and plain
 
 On a Mac the decode kernel and a plain copy are timed against their contiguous variants, and MLX's
 own attention beside them. Elsewhere nothing about Metal can be timed: then the gather path's times
@@ -117,10 +118,11 @@ def metal_times(
 ) -> dict[str, dict[str, float]]:
     """Add kernel times to the rows; return the contiguous variants' and MLX's own."""
     arms = MetalArms(workload)
-    contiguous, plain_copy = arms.contiguous_attention(launch), arms.contiguous_copy()
-    mlx_attention = arms.mlx_attention()
+    plain = arms.plain
+    contiguous = plain.contiguous_attention(launch if plain is arms else None)
+    plain_copy, mlx_attention = plain.contiguous_copy(), plain.mlx_attention()
     pairs = [
-        (arms.attention(size, order, launch), arms.copy(size, order))
+        (arms.attention(size, order, launch), plain.copy(size, order))
         for size, order in ((row["block_size"], row["order"]) for row in rows)
     ]
     for row, (attention, _) in zip(rows, pairs, strict=True):

@@ -162,6 +162,15 @@ def test_default_launches_keep_to_the_register_budget(
             assert floats <= REGISTER_BUDGET
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 6, 7])
+def test_default_launches_load_a_row_once_where_plain_ones_do(head_dim: int, group: int) -> None:
+    for kv_format in ((), *FORMATS):
+        shape = DecodeShape(2 * group, 2, head_dim, mx.float16, *kv_format)
+        loads = 2 if (head_dim, group) == (128, 7) else 1
+        assert default_launch(shape, cores=16).row_loads(group) == loads, shape
+
+
 def test_partial_results_stay_small_beside_the_packed_rows() -> None:
     plain = default_launch(DecodeShape(12, 2, 128, mx.float16), cores=16).splits
     packed = default_launch(DecodeShape(12, 2, 128, mx.float16, 4), cores=16).splits

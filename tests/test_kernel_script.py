@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -74,6 +75,23 @@ def test_heads_that_share_no_load_show_in_the_count(
     assert quick.main([*SMALL, "--no-times", "--json", "--heads", "1"]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert {row["kv_bytes_loaded_over_needed"] for row in rows} == {6}
+
+
+@pytest.mark.parametrize("is_metal", [False, True])
+def test_quantised_rows_are_loaded_once_and_timed_beside_plain_ones(
+    is_metal: bool, quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_compiler()
+    options = [*SMALL, "--json", "--kv-bits", "4", "--kv-group-size", "64"]
+    with metal.using(EXECUTOR.metal_kernel) if is_metal else nullcontext():
+        assert quick.main(options) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["shape"].endswith("kv4g64")
+    for row in result["rows"]:
+        assert row["kv_bytes_loaded_over_needed"] == 1
+        assert 0 < row["max_error"] < 1e-3
+        assert row["attention_ms" if is_metal else "gather_ms"] > 0
 
 
 def test_a_mac_gets_kernel_times_beside_the_contiguous_cache(
@@ -160,6 +178,8 @@ def test_wrong_results_fail_the_measurement(
         (["--kv-heads", "5"], "12 query heads can't share 5 KV heads"),
         (["--lanes", "12"], "shared by [4, 8, 16, 32] lanes, not 12"),
         (["--tokens", "0"], "0 is not at least 1"),
+        (["--head-dim", "80", "--kv-bits", "8"], "heads of 80 don't divide into groups of 32"),
+        (["--prefill", "--kv-bits", "8"], "--prefill leaves it out"),
         (["--block-sizes", "512"], "512 is over 256 tokens"),
         (["--lengths", "nowhere.json"], "nowhere.json"),
         (["--plot", "a.png", "--no-times"], "--no-times leaves them out"),

@@ -57,7 +57,8 @@ def count(
         )
     decode = reports.reports[0]
     table = decode["block_tables"]
-    loaded = decode["key_pool"].bytes_loaded + decode["value_pool"].bytes_loaded
+    parts = ("codes", "scales", "biases") if workload.shape.kv_bits else ("pool",)
+    loaded = sum(decode[f"{of}_{part}"].bytes_loaded for of in ("key", "value") for part in parts)
     rows = sum(workload.lens) * workload.shape.num_kv_heads
     return {
         "kv_bytes_loaded_over_needed": loaded / workload.kv_bytes,

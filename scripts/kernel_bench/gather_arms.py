@@ -16,7 +16,7 @@ class GatherArms:
         self.workload = workload
         self.queries = workload.queries()
         self.kv = workload.kv()
-        mx.eval(self.queries, self.kv.keys, self.kv.values)
+        mx.eval(self.queries, self.kv.arrays)
 
     def attention(self, block_size: int, order: Order) -> Arm:
         keys = self.workload.pool(self.kv.keys, block_size)
@@ -37,8 +37,9 @@ class GatherArms:
 
     def contiguous_attention(self) -> Arm:
         """The same group of heads a KV head, in MLX's matrix products, without a table."""
-        keys = self.workload.contiguous(self.kv.keys)
-        values = self.workload.contiguous(self.kv.values)
+        plain = self.workload.plain
+        kv = plain.kv()
+        keys, values = plain.contiguous(kv.keys), plain.contiguous(kv.values)
         is_token = (
             mx.arange(self.workload.max_len) < self.workload.context_lens[:, None, None, None]
         )
@@ -51,4 +52,4 @@ class GatherArms:
             scores = mx.where(is_token, queries @ keys.swapaxes(-1, -2), -mx.inf)
             return [mx.softmax(scores, axis=-1, precise=True) @ values]
 
-        return Arm("attention contiguous", call, self.workload.kv_bytes, self.queries.nbytes)
+        return Arm("attention contiguous", call, plain.kv_bytes, self.queries.nbytes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import mlx.core as mx
 
 from mlx_paged.kernels import contiguous_decode_attention, paged_decode_attention
 from mlx_paged.kernels.copy import contiguous_copy, paged_copy
 from mlx_paged.kernels.launch import DecodeLaunch
+from mlx_paged.kernels.quantized import PoolArray
 
 from .timing import Arm, Call
 from .workload import Order, Workload
@@ -25,7 +28,12 @@ class MetalArms:
         self.context_lens = workload.context_lens
         copies = max(2, -(-DISTINCT_BYTES // workload.kv_bytes))
         self.caches = [workload.kv(copy) for copy in range(copies)]
-        mx.eval(self.queries, [(kv.keys, kv.values) for kv in self.caches])
+        mx.eval(self.queries, [kv.arrays for kv in self.caches])
+
+    @cached_property
+    def plain(self) -> MetalArms:
+        """Arms of the same work without quantisation, which has no contiguous variant."""
+        return MetalArms(self.workload.plain) if self.workload.shape.kv_bits else self
 
     def attention(self, block_size: int, order: Order, launch: DecodeLaunch | None = None) -> Arm:
         tables = mx.array(self.workload.tables(block_size, order))
@@ -81,9 +89,11 @@ class MetalArms:
         tables = mx.array(self.workload.tables(block_size, order))
 
         def call(i: int) -> list[mx.array]:
-            pools = self.pools(i, block_size)
+            keys, values = self.pools(i, block_size)
+            assert isinstance(keys, mx.array) and isinstance(values, mx.array)
             longest = self.workload.max_len
-            return list(paged_copy(*pools, tables, self.context_lens, max_context_len=longest))
+            copies = paged_copy(keys, values, tables, self.context_lens, max_context_len=longest)
+            return list(copies)
 
         return self._copy_arm(f"copy {block_size} {order}", call)
 
@@ -97,7 +107,7 @@ class MetalArms:
 
         return self._copy_arm("copy contiguous", call)
 
-    def pools(self, i: int, block_size: int) -> tuple[mx.array, mx.array]:
+    def pools(self, i: int, block_size: int) -> tuple[PoolArray, PoolArray]:
         kv = self.caches[i % len(self.caches)]
         return self.workload.pool(kv.keys, block_size), self.workload.pool(kv.values, block_size)
 

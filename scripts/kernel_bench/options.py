@@ -39,6 +39,8 @@ def parse(argv: list[str] | None, description: str) -> Parsed:
         parser.error("--plot shows times, and --no-times leaves them out")
     if options.prefill and (options.plot or options.sweep or options.lengths):
         parser.error("--prefill has a table alone, of sequences of --tokens tokens each")
+    if options.prefill and options.kv_bits:
+        parser.error("--kv-bits is for one decode step, and --prefill leaves it out")
     if options.prefill and options.prefill > options.tokens:
         parser.error(f"--prefill {options.prefill} is more than the {options.tokens} --tokens")
     try:
@@ -64,6 +66,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
         work.add_argument(f"--{name}", type=_positive, default=default, metavar="N", help=text)
     work.add_argument("--head-dim", type=int, default=128, choices=HEAD_DIMS, help="default 128")
     work.add_argument("--dtype", default="float16", choices=DTYPES, help="default float16")
+    work.add_argument("--kv-bits", type=int, choices=(8, 4), help="quantised keys and values")
+    work.add_argument("--kv-group-size", type=int, choices=(32, 64), default=32, help="default 32")
     work.add_argument(
         "--lengths",
         type=Path,
@@ -117,7 +121,18 @@ def _shape(options: argparse.Namespace) -> DecodeShape:
             f"{options.query_heads} query heads can't share {options.kv_heads} KV heads evenly"
         )
     dtype = DTYPES[options.dtype]
-    return DecodeShape(options.query_heads, options.kv_heads, options.head_dim, dtype)
+    if options.kv_bits and options.head_dim % options.kv_group_size:
+        raise ValueError(
+            f"heads of {options.head_dim} don't divide into groups of {options.kv_group_size}"
+        )
+    return DecodeShape(
+        options.query_heads,
+        options.kv_heads,
+        options.head_dim,
+        dtype,
+        options.kv_bits,
+        options.kv_group_size,
+    )
 
 
 def _lens(options: argparse.Namespace) -> tuple[int, ...]:
@@ -133,7 +148,7 @@ def _launch(options: argparse.Namespace, shape: DecodeShape) -> DecodeLaunch:
     if options.split_tokens is not None:
         choices["splits"] = Splits(options.split_tokens, options.split_tokens, 1)
     launch = replace(tuned.choose(shape), **choices)
-    launch.check(shape.head_dim)
+    launch.check(shape.head_dim, shape.num_quant_groups)
     return launch
 
 

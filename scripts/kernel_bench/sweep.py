@@ -26,12 +26,13 @@ def register_choices(shape: DecodeShape, start: DecodeLaunch) -> list[DecodeLaun
     launches = (
         replace(start, heads=heads, lanes=lanes, keys=keys)
         for heads, lanes, keys in itertools.product(heads, (4, 8, 16, 32), (1, 2, 4))
-        if lanes <= shape.head_dim // 2
+        if shape.num_quant_groups <= lanes <= shape.head_dim // 2
     )
     return [
         launch
         for launch in launches
-        if launch.live_floats(shape.head_dim, shape.dtype.size) <= MAX_LIVE_FLOATS
+        if launch.live_floats(shape.head_dim, shape.dtype.size, shape.kv_bits is not None)
+        <= MAX_LIVE_FLOATS
     ]
 
 

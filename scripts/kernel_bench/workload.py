@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_paged.kernels.launch import MAX_BLOCK_SIZE, DecodeShape
+from mlx_paged.kernels.quantized import PoolArray, QuantizedArray, parts
 
 Order = Literal["in order", "scattered"]
 ORDERS: tuple[Order, ...] = ("in order", "scattered")
@@ -23,10 +24,17 @@ MAX_ERROR = {mx.float32: 1e-5, mx.float16: 1e-3, mx.bfloat16: 8e-3}
 
 @dataclass(frozen=True)
 class KV:
-    """Cached keys and values, flat: any block size and the contiguous layout are views of them."""
+    """Cached keys and values, flat: any block size and the contiguous layout are views of them.
 
-    keys: mx.array
-    values: mx.array
+    Flat is [elements], or where they are quantised [rows, head_dim].
+    """
+
+    keys: PoolArray
+    values: PoolArray
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [*parts(self.keys), *parts(self.values)]
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,12 @@ class Workload:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that a step has to read."""
-        row = self.shape.num_kv_heads * self.shape.head_dim * self.shape.dtype.size
-        return 2 * sum(self.lens) * row
+        return 2 * sum(self.lens) * self.shape.num_kv_heads * self.shape.row_nbytes
+
+    @property
+    def plain(self) -> Workload:
+        """The same with keys and values that aren't quantised."""
+        return replace(self, shape=replace(self.shape, kv_bits=None))
 
     @property
     def padded_kv_bytes(self) -> int:
@@ -69,16 +81,34 @@ class Workload:
         """The `copy`-th of any number of distinct caches."""
         tokens = len(self.lens) * (self.max_len + MAX_BLOCK_SIZE)
         elements = (tokens * self.shape.num_kv_heads * self.shape.head_dim,)
-        return KV(self._normal(elements, 2 * copy + 1), self._normal(elements, 2 * copy + 2))
+        flats = (self._normal(elements, 2 * copy + name) for name in (1, 2))
+        return KV(*map(self._quantized, flats))
 
-    def pool(self, flat: mx.array, block_size: int) -> mx.array:
+    def _quantized(self, flat: mx.array) -> PoolArray:
+        """As the pool stores it."""
+        bits, group_size = self.shape.kv_bits, self.shape.kv_group_size
+        if bits is None:
+            return flat
+        rows = flat.reshape(-1, self.shape.head_dim)
+        codes, scales, biases = mx.quantize(rows, group_size=group_size, bits=bits)
+        return QuantizedArray(codes, scales, biases, bits)
+
+    def pool(self, flat: PoolArray, block_size: int) -> PoolArray:
         """[blocks, KV heads, block_size, head_dim], a view."""
-        block = (self.shape.num_kv_heads, block_size, self.shape.head_dim)
+        rows = (self.shape.num_kv_heads, block_size)
         blocks = len(self.lens) * -(-self.max_len // block_size)
-        return flat[: blocks * int(np.prod(block))].reshape(blocks, *block)
+        num_rows = blocks * int(np.prod(rows))
+        if isinstance(flat, QuantizedArray):
+            codes, scales, biases = (
+                part[:num_rows].reshape(blocks, *rows, -1) for part in flat.parts
+            )
+            return QuantizedArray(codes, scales, biases, flat.bits)
+        head_dim = self.shape.head_dim
+        return flat[: num_rows * head_dim].reshape(blocks, *rows, head_dim)
 
-    def contiguous(self, flat: mx.array) -> mx.array:
-        """[sequences, KV heads, max_len, head_dim], a view."""
+    def contiguous(self, flat: PoolArray) -> mx.array:
+        """[sequences, KV heads, max_len, head_dim], a view. Quantised ones have none."""
+        assert isinstance(flat, mx.array)
         shape = (len(self.lens), self.shape.num_kv_heads, self.max_len, self.shape.head_dim)
         return flat[: int(np.prod(shape))].reshape(shape)
 
@@ -142,5 +172,8 @@ def drawn_lens(file: Path, num_sequences: int, seed: int) -> tuple[int, ...]:
     return tuple(prompt + draw.randint(1, answer) for prompt, answer in requests)
 
 
-def _as_float64(array: mx.array) -> npt.NDArray[np.float64]:
+def _as_float64(array: PoolArray) -> npt.NDArray[np.float64]:
+    if isinstance(array, QuantizedArray):  # dequantised in float32, whatever the scales' dtype
+        scales, biases = array.scales.astype(mx.float32), array.biases.astype(mx.float32)
+        array = QuantizedArray(array.codes, scales, biases, array.bits)[:]
     return np.array(array.astype(mx.float32)).astype(np.float64)
