@@ -37,8 +37,10 @@ const int team_head = (threadgroup_position_in_grid.x % HEAD_SPLITS) * TEAM;
 const int first_head = team_head + head_group * HEADS;     // within the group of GROUP heads
 
 const int len = context_lens[seq];
-const int split_tokens = tokens_per_split<SPLIT_SMALLEST, SPLIT_LARGEST, SPLIT_ENOUGH>(len);
-const int split_begin = split * split_tokens;
+const int first = max(0, len - window);                    // tokens before it aren't seen
+const int split_tokens =
+    tokens_per_split<SPLIT_SMALLEST, SPLIT_LARGEST, SPLIT_ENOUGH>(len - first);
+const int split_begin = first + split * split_tokens;
 const int split_end = min(len, split_begin + split_tokens);
 #if PARTIAL
 if (split_begin >= len) {

@@ -12,6 +12,8 @@ from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
 from .metal import SIMD_WIDTH, Kernel, Launch
 from .quantized import PoolArray, QuantizedArray, parts
 
+NO_WINDOW = 2**31 - 1  # further back than any token
+
 HEADERS = ("paging.metal", "softmax.metal", "tile.metal")
 _PARTIALS = ("partial_out", "partial_stats")
 
@@ -28,7 +30,7 @@ def _decode_kernel(is_paged: bool, is_partial: bool, is_quantized: bool) -> Kern
     return Kernel(
         "_".join(["decode", *map(str.lower, defines)]),
         "decode.metal",
-        ("queries", *arrays, "context_lens", "scale", *tables),
+        ("queries", *arrays, "context_lens", "scale", "window", *tables),
         _PARTIALS if is_partial else ("out",),
         QUANTIZED_HEADERS if is_quantized else HEADERS,
         defines,
@@ -53,6 +55,7 @@ def paged_decode_attention(
     *,
     scale: float,
     max_context_len: int,
+    window: int | None = None,
     launch: DecodeLaunch | None = None,
 ) -> mx.array:
     """Attention of one query token per sequence over blocks, read where they lie.
@@ -66,6 +69,8 @@ def paged_decode_attention(
         context_lens: int32 [sequences], cached tokens of each; a sequence with none gives zeros.
         scale: of the scores, usually head_dim**-0.5.
         max_context_len: at least the largest of `context_lens`, which only the device knows.
+        window: how many of its last tokens a sequence attends over; all by default. What is
+            before isn't read, so its blocks may be gone.
         launch: launch choices, by default those that suit the chip and the shape.
 
     Returns [sequences, query heads, head_dim] in the queries' dtype. A row's bits depend on that
@@ -75,8 +80,13 @@ def paged_decode_attention(
     shape = _shape(queries, key_pool, value_pool, context_lens)
     block_size = key_pool.shape[2]
     _check_tables(block_tables, queries.shape[0], block_size, max_context_len)
+    if window is not None and not 1 <= window <= NO_WINDOW:
+        raise ValueError(f"a window is of at least 1 token, and not of {window}")
     pools = [*parts(key_pool), *parts(value_pool)]
-    inputs = [queries, *pools, context_lens, _scalar(scale), block_tables]
+    inputs = [queries, *pools, context_lens, *_scalars(scale, window), block_tables]
+    if window is not None:
+        context_lens = mx.minimum(context_lens, window)  # what the splits are of
+        max_context_len = min(max_context_len, window)
     return _attend(inputs, context_lens, shape, block_size, max_context_len, launch, is_paged=True)
 
 
@@ -102,7 +112,7 @@ def contiguous_decode_attention(
             f"keys of shape {keys.shape} can't hold {queries.shape[0]} sequences of up to "
             f"{max_context_len} tokens"
         )
-    inputs = [queries, keys, values, context_lens, _scalar(scale)]
+    inputs = [queries, keys, values, context_lens, *_scalars(scale, None)]
     return _attend(inputs, context_lens, shape, capacity, max_context_len, launch, is_paged=False)
 
 
@@ -209,8 +219,8 @@ def _split_template(choices: DecodeLaunch) -> list[tuple[str, int]]:
 
 
 @lru_cache(maxsize=64)
-def _scalar(value: float) -> mx.array:
-    return mx.array(value, mx.float32)
+def _scalars(scale: float, window: int | None) -> tuple[mx.array, mx.array]:
+    return mx.array(scale, mx.float32), mx.array(window or NO_WINDOW, mx.int32)
 
 
 def _shape(

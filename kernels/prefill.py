@@ -10,14 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from . import metal
-from .decode import MERGE
+from .decode import MERGE, NO_WINDOW
 from .defaults import num_cores
 from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeShape
 from .metal import SIMD_WIDTH, Kernel, Launch
 from .prefill_launch import PrefillLaunch, default_prefill_launch
 from .quantized import PoolArray, QuantizedArray, parts
-
-NO_WINDOW = 2**31 - 1  # further back than any token
 
 HEADERS = ("paging.metal", "softmax.metal", "matrix.metal", "staging.metal")
 

@@ -56,6 +56,7 @@ class Case:
     seed: int = 0
     kv_bits: int | None = None
     kv_group_size: int = 32
+    window: int | None = None  # of tokens that a query sees; all without
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("mlx.core.")
@@ -179,6 +180,8 @@ class Case:
                 continue
             keys = np.repeat(self.stored(self.keys[seq]), self.group_size, axis=0)
             values = np.repeat(self.stored(self.values[seq]), self.group_size, axis=0)
+            if self.window is not None:
+                keys, values = keys[:, -self.window :], values[:, -self.window :]
             scores = np.einsum("hd,htd->ht", queries[seq], keys) * self.scale
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
@@ -195,6 +198,7 @@ class Case:
             "context_lens": self.context_lens,
             "scale": self.scale,
             "max_context_len": self.max_len,
+            "window": self.window,
             "launch": self.launch,
         }
         return paged_decode_attention(**{**arguments, **changes})

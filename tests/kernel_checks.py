@@ -75,6 +75,21 @@ def exact_traffic(factory: Factory) -> str | None:
     return None
 
 
+def windows(factory: Factory) -> str | None:
+    """The last tokens alone count, are loaded, and are what splits are made of."""
+    case = replace(CASES[1], lens=(50, 9, 20), window=18)
+    recording = Recording(factory)
+    with metal.using(recording):
+        error = case.error()
+    if not error <= MAX_ERROR[case.dtype]:
+        return f"error {error:.1e} with a window"
+    assert case.launch
+    rows = (18 + 9 + 18) * case.num_kv_heads * case.launch.row_loads(case.group_size)
+    loaded = recording.reports["decode_paged_partial"]["key_pool"].bytes_loaded
+    needed = rows * case.head_dim * case.dtype.size
+    return None if loaded == needed else f"{loaded} bytes loaded, {needed} in the window"
+
+
 def same_bits_in_any_batch(factory: Factory) -> str | None:
     """A sequence alone, in one split, as in a batch whose longest has several."""
     launch = DecodeLaunch(6, 16, 2, 4, SMALL_SPLITS)
@@ -133,6 +148,7 @@ CHECKS: tuple[Check, ...] = (
     same_bits_without_table,
     exact_traffic,
     cold_scores,
+    windows,
     same_bits_in_any_batch,
 )
 

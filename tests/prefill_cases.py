@@ -24,7 +24,6 @@ class PrefillCase(Case):
     lens: tuple[int, ...] = (37, 1, 100, 21)
     new: tuple[int, ...] = (37, 1, 7, 16)
     launch: PrefillLaunch | None = None  # type: ignore[assignment]
-    window: int | None = None
 
     @property
     def choices(self) -> PrefillLaunch:
@@ -46,7 +45,7 @@ class PrefillCase(Case):
         queries = mx.concatenate(rows) * self.query_factor
         return -mx.abs(queries) if self.is_cold else queries
 
-    def quantized(self, tokens: list[mx.array], bits: int, group_size: int) -> QuantizedArray:
+    def pool_in_codes(self, tokens: list[mx.array], bits: int, group_size: int) -> QuantizedArray:
         """The pool in codes, with NaN for scales and biases wherever no token is stored."""
         pool = self.pool(tokens)
         return QuantizedArray(*mx.quantize(pool, group_size=group_size, bits=bits), bits)

@@ -104,7 +104,8 @@ def same_bits_from_codes(factory: Factory) -> str | None:
     case = replace(CASES[0], lens=(37, 1, 50), new=(7, 1, 13))
     for bits_of_code, group_size in ((8, 32), (4, 64)):
         key_pool, value_pool = (
-            case.quantized(tokens, bits_of_code, group_size) for tokens in (case.keys, case.values)
+            case.pool_in_codes(tokens, bits_of_code, group_size)
+            for tokens in (case.keys, case.values)
         )
         plain = {"key_pool": dequantized(key_pool), "value_pool": dequantized(value_pool)}
         recording = Recording(factory)

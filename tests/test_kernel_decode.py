@@ -206,3 +206,19 @@ def test_no_sequences_give_no_rows() -> None:
         context_lens=case.context_lens[:0],
     )
     assert out.shape == (0, 12, 64)
+
+
+@pytest.mark.parametrize("window", [1, 8, 30, 500])
+def test_a_window_of_its_last_tokens_is_all_that_a_sequence_sees(window: int) -> None:
+    case = with_small_splits(Case(lens=(0, 1, 31, 100), block_size=4, window=window))
+    assert case.error() <= MAX_ERROR[case.dtype]
+    if window > case.max_len:
+        assert np.array_equal(bits(case.attend()), bits(replace(case, window=None).attend()))
+
+
+def test_blocks_that_lie_wholly_before_the_window_may_be_gone() -> None:
+    case = with_small_splits(Case(lens=(70, 90, 3), window=10, block_size=4))
+    tables = np.array(case.tables)
+    for table, length in zip(tables, case.lens, strict=True):
+        table[: max(0, length - 10) // 4] = 10**6
+    assert np.array_equal(bits(case.attend(block_tables=mx.array(tables))), bits(case.attend()))

@@ -181,6 +181,7 @@ def test_the_kernels_need_few_buffers() -> None:
         ({"block_tables": mx.zeros((1, 3), mx.uint32)}, "block_tables are int32"),
         ({"block_tables": mx.zeros((2, 3), mx.int32)}, "1 queries with 2 block tables"),
         ({"max_context_len": 49}, "49 doesn't fit tables of 3 blocks of 16"),
+        ({"window": 0}, "at least 1 token"),
         ({"launch": launch_of(lanes=12)}, "not 12"),
         ({"launch": launch_of(keys=0)}, "at least 1"),
     ],

@@ -319,7 +319,7 @@ def test_quantised_pools_of_every_format_are_dequantised_on_the_way(
     formats = [(8, 32), (4, 32), (8, 64), (4, 64)][: 4 if head_dim % 64 == 0 else 2]
     kv_format = formats[(head_dim // 32 + DTYPES.index(dtype)) % len(formats)]
     case = PrefillCase(head_dim=head_dim, dtype=dtype, lens=(20, 45, 1), new=(18, 5, 1))
-    pools = [case.quantized(tokens, *kv_format) for tokens in (case.keys, case.values)]
+    pools = [case.pool_in_codes(tokens, *kv_format) for tokens in (case.keys, case.values)]
     plain = case.attend(key_pool=dequantized(pools[0]), value_pool=dequantized(pools[1]))
     out = case.attend(key_pool=pools[0], value_pool=pools[1])
     assert np.array_equal(bits(out), bits(plain))
