@@ -62,7 +62,7 @@ const int split_begin = split * split_tokens;
 const int split_end = split_begin + split_tokens;
 #else
 const int split_begin = 0;
-const int split_end = INT_MAX;
+const int split_end = num_cached + num_queries;
 #endif
 const int first = max(split_begin, num_cached + first_row / HEADS - window + 1);
 const int last = min(split_end - 1, num_cached + last_row / HEADS);
