@@ -20,9 +20,12 @@ from .launch import DecodeLaunch, DecodeShape
 
 
 def path() -> Path:
-    """`$XDG_CACHE_HOME/mlx-paged/launch.json`, by default in ~/.cache or ~/Library/Caches."""
+    """`launch.json` in the cache folder of the demo weights: see `mlx_paged.weights.demo`."""
+    if root := os.environ.get("MLX_PAGED_CACHE"):
+        return Path(root).expanduser() / "launch.json"
     default = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or default).expanduser() / "mlx-paged/launch.json"
+    root = os.environ.get("XDG_CACHE_HOME") or default
+    return Path(root).expanduser() / "mlx-paged/launch.json"
 
 
 @dataclass(frozen=True)

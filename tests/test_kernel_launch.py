@@ -244,10 +244,10 @@ def test_default_splits_fill_the_chip_with_one_sequence_and_keep_partials_small(
 
 @pytest.fixture
 def launch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MLX_PAGED_CACHE", str(tmp_path))
     monkeypatch.setattr(metal, "chip", lambda: "applegpu_g13s")
     tuned.chosen.cache_clear()
-    yield tmp_path / "mlx-paged" / "launch.json"
+    yield tmp_path / "launch.json"
     tuned.chosen.cache_clear()
 
 
@@ -281,7 +281,6 @@ def test_a_measurement_counts_for_its_chip_and_kernel_text_alone(
 
 
 def test_a_file_that_makes_no_sense_is_named_with_the_way_out(launch_file: Path) -> None:
-    launch_file.parent.mkdir()
     launch_file.write_text('{"launches": [{"chip": 1}]}')
     with pytest.raises(ValueError, match=r"launch.json isn't a file of launch choices.*delete it"):
         tuned.choose(SHAPE)

@@ -146,7 +146,7 @@ def test_a_sweep_keeps_the_fastest_launch(
     assert min(len(registers), len(threads)) > 10
     monkeypatch.setattr(sweep, "register_choices", lambda *_: registers[:1])
     monkeypatch.setattr(sweep, "thread_choices", lambda _: threads[:1])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MLX_PAGED_CACHE", str(tmp_path))
     monkeypatch.setattr(metal, "chip", lambda: "applegpu_g13s")
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     with metal.using(EXECUTOR.metal_kernel):
