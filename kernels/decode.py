@@ -8,17 +8,16 @@ from itertools import product
 import mlx.core as mx
 
 from . import tuned
-from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
+from .launch import MAX_BLOCK_SIZE, DecodeLaunch, DecodeShape
 from .metal import SIMD_WIDTH, Kernel, Launch
-from .quantized import PoolArray, QuantizedArray, parts
+from .quantized import PoolArray, parts
+from .shapes import attention_shape
 
 NO_WINDOW = 2**31 - 1  # further back than any token
 
 HEADERS = ("paging.metal", "softmax.metal", "tile.metal")
-_PARTIALS = ("partial_out", "partial_stats")
-
-
 QUANTIZED_HEADERS = ("paging.metal", "softmax.metal", "quantized_tile.metal")
+_PARTIALS = ("partial_out", "partial_stats")
 
 
 def _decode_kernel(is_paged: bool, is_partial: bool, is_quantized: bool) -> Kernel:
@@ -77,7 +76,8 @@ def paged_decode_attention(
     sequence alone, not on its batch. Raises ValueError for shapes, dtypes or launch choices that
     the kernel doesn't take.
     """
-    shape = _shape(queries, key_pool, value_pool, context_lens)
+    shape = attention_shape(queries, key_pool, value_pool)
+    _check_lens(context_lens, queries.shape[0])
     block_size = key_pool.shape[2]
     _check_tables(block_tables, queries.shape[0], block_size, max_context_len)
     if window is not None and not 1 <= window <= NO_WINDOW:
@@ -105,7 +105,8 @@ def contiguous_decode_attention(
     `keys` and `values` are [sequences, KV heads, capacity, head_dim]; all else is as in
     `paged_decode_attention`, down to the bits of the result.
     """
-    shape = _shape(queries, keys, values, context_lens)
+    shape = attention_shape(queries, keys, values)
+    _check_lens(context_lens, queries.shape[0])
     capacity = keys.shape[2]
     if keys.shape[0] != queries.shape[0] or not 0 <= max_context_len <= capacity:
         raise ValueError(
@@ -223,51 +224,12 @@ def _scalars(scale: float, window: int | None) -> tuple[mx.array, mx.array]:
     return mx.array(scale, mx.float32), mx.array(window or NO_WINDOW, mx.int32)
 
 
-def _shape(
-    queries: mx.array, keys: PoolArray, values: PoolArray, context_lens: mx.array
-) -> DecodeShape:
-    if queries.ndim != 3 or len(keys.shape) != 4 or keys.shape != values.shape:
-        raise ValueError(
-            "queries are [sequences, query heads, head_dim] and both pools [blocks, KV heads, "
-            f"block_size, head_dim], not {queries.shape}, {keys.shape} and {values.shape}"
-        )
-    if not queries.dtype == keys.dtype == values.dtype or queries.dtype not in DTYPES:
-        raise ValueError(
-            f"queries, keys and values share one dtype of {', '.join(map(str, DTYPES))}, and "
-            f"are {queries.dtype}, {keys.dtype} and {values.dtype}"
-        )
-    num_sequences, num_query_heads, head_dim = queries.shape
-    num_kv_heads = keys.shape[1]
-    if head_dim != keys.shape[3] or head_dim not in HEAD_DIMS:
-        raise ValueError(
-            f"the kernel takes head_dim {HEAD_DIMS}, the same for queries and pools, and not "
-            f"{head_dim} and {keys.shape[3]}: use the gather path"
-        )
-    if num_query_heads % num_kv_heads:
-        raise ValueError(
-            f"{num_query_heads} query heads can't share {num_kv_heads} KV heads evenly"
-        )
+def _check_lens(context_lens: mx.array, num_sequences: int) -> None:
     if context_lens.dtype != mx.int32 or context_lens.shape != (num_sequences,):
         raise ValueError(
             f"context_lens are int32 of shape ({num_sequences},), not {context_lens.dtype} of "
             f"{context_lens.shape}"
         )
-    return DecodeShape(
-        num_query_heads, num_kv_heads, head_dim, queries.dtype, *_format(keys, values)
-    )
-
-
-def _format(keys: PoolArray, values: PoolArray) -> tuple[int, int] | tuple[()]:
-    """Bits of a code and size of a group, if the pools are quantised."""
-    formats = {
-        (array.bits, array.group_size) if isinstance(array, QuantizedArray) else ()
-        for array in (keys, values)
-    }
-    if len(formats) > 1:
-        raise ValueError(
-            f"keys and values are stored in one format, not in bits and groups of {formats}"
-        )
-    return formats.pop()
 
 
 def _check_tables(

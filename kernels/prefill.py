@@ -12,10 +12,11 @@ import numpy as np
 from . import metal
 from .decode import MERGE, NO_WINDOW
 from .defaults import num_cores
-from .launch import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE, DecodeShape
+from .launch import MAX_BLOCK_SIZE, DecodeShape
 from .metal import SIMD_WIDTH, Kernel, Launch
 from .prefill_launch import PrefillLaunch, default_prefill_launch
-from .quantized import PoolArray, QuantizedArray, parts
+from .quantized import PoolArray, parts
+from .shapes import attention_shape
 
 HEADERS = ("paging.metal", "softmax.metal", "matrix.metal", "staging.metal")
 
@@ -76,7 +77,7 @@ def paged_prefill_attention(
     are where tiles are few and sequences long. Raises ValueError for shapes, dtypes or launch
     choices that the kernel doesn't take.
     """
-    shape = _shape(queries, key_pool, value_pool)
+    shape = attention_shape(queries, key_pool, value_pool)
     starts = tuple(map(int, row_starts))
     _check_rows(queries.shape[0], starts, block_tables, context_lens)
     block_size = key_pool.shape[2]
@@ -93,7 +94,6 @@ def paged_prefill_attention(
         return mx.zeros_like(queries)
     choices = _choices(shape, launch)
     tiles = tile_list(starts, choices.heads, choices.rows)
-    kv_format = _kv_format(key_pool, value_pool)
     inputs = [queries, *parts(key_pool), *parts(value_pool), block_tables, context_lens, tiles]
     inputs += [_scalar(scale, mx.float32), _scalar(window or NO_WINDOW, mx.int32)]
     num_queries, num_tiles = queries.shape[0], tiles.shape[0]
@@ -102,7 +102,7 @@ def paged_prefill_attention(
         threadgroups = num_tiles * shape.num_kv_heads * choices.head_splits(shape.group_size)
         split_tokens = choices.tokens_per_split(threadgroups, max_context_len)
         num_splits = max(1, -(-max_context_len // split_tokens))
-    prefill = _launch(shape, kv_format, choices, block_size, num_tiles, num_queries, num_splits)
+    prefill = _launch(shape, choices, block_size, num_tiles, num_queries, num_splits)
     if num_splits == 1:
         return prefill(*inputs)[0]
     partial_out, partial_stats = prefill(*inputs, _scalar(split_tokens, mx.int32))
@@ -128,7 +128,6 @@ def tile_list(row_starts: tuple[int, ...], heads: int, rows: int) -> mx.array:
 @lru_cache(maxsize=256)
 def _launch(
     shape: DecodeShape,
-    kv_format: tuple[int, int] | None,
     choices: PrefillLaunch,
     block_size: int,
     num_tiles: int,
@@ -139,10 +138,11 @@ def _launch(
     rows = (num_queries, shape.num_query_heads)
     is_partial = num_splits > 1
     split_rows = (*rows, num_splits)
-    quantized = zip(("BITS", "QUANT_GROUP"), kv_format or (), strict=False)
-    return PREFILL[is_partial, kv_format is not None].launch(
+    is_quantized = shape.kv_bits is not None
+    stored = [("BITS", shape.kv_bits), ("QUANT_GROUP", shape.kv_group_size)]
+    return PREFILL[is_partial, is_quantized].launch(
         template=[
-            *quantized,
+            *(stored if is_quantized else ()),
             ("T", shape.dtype),
             ("D", shape.head_dim),
             ("KV_HEADS", shape.num_kv_heads),
@@ -203,44 +203,6 @@ def _choices(shape: DecodeShape, launch: PrefillLaunch | None) -> PrefillLaunch:
 @lru_cache(maxsize=64)
 def _scalar(value: float, dtype: mx.Dtype) -> mx.array:
     return mx.array(value, dtype)
-
-
-def _kv_format(keys: PoolArray, values: PoolArray) -> tuple[int, int] | None:
-    """Bits of a code and elements of a group, if the pools are quantised."""
-    of_keys, of_values = (
-        (array.bits, array.group_size) if isinstance(array, QuantizedArray) else None
-        for array in (keys, values)
-    )
-    if of_keys != of_values:
-        raise ValueError(
-            f"keys and values are stored alike, not in (bits, group size) {of_keys} and {of_values}"
-        )
-    return of_keys
-
-
-def _shape(queries: mx.array, keys: PoolArray, values: PoolArray) -> DecodeShape:
-    if queries.ndim != 3 or len(keys.shape) != 4 or keys.shape != values.shape:
-        raise ValueError(
-            "queries are [tokens, query heads, head_dim] and both pools [blocks, KV heads, "
-            f"block_size, head_dim], not {queries.shape}, {keys.shape} and {values.shape}"
-        )
-    if not queries.dtype == keys.dtype == values.dtype or queries.dtype not in DTYPES:
-        raise ValueError(
-            f"queries, keys and values share one dtype of {', '.join(map(str, DTYPES))}, and "
-            f"are {queries.dtype}, {keys.dtype} and {values.dtype}"
-        )
-    _, num_query_heads, head_dim = queries.shape
-    num_kv_heads = keys.shape[1]
-    if head_dim != keys.shape[3] or head_dim not in HEAD_DIMS:
-        raise ValueError(
-            f"the kernel takes head_dim {HEAD_DIMS}, the same for queries and pools, and not "
-            f"{head_dim} and {keys.shape[3]}: use the gather path"
-        )
-    if num_query_heads % num_kv_heads:
-        raise ValueError(
-            f"{num_query_heads} query heads can't share {num_kv_heads} KV heads evenly"
-        )
-    return DecodeShape(num_query_heads, num_kv_heads, head_dim, queries.dtype)
 
 
 def _check_rows(
