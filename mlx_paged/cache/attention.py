@@ -68,12 +68,9 @@ def paged_attention(
     """
     num_decode = batch.num_decode_rows
     outputs = []
-    if num_decode and path == "metal":
-        outputs.append(_metal_decode(queries[:num_decode], key_pool, value_pool, batch, scale))
-    elif num_decode:
-        outputs.append(
-            gather_decode_attention(queries[:num_decode], key_pool, value_pool, batch, scale)
-        )
+    if num_decode:
+        decode = _metal_decode if path == "metal" else gather_decode_attention
+        outputs.append(decode(queries[:num_decode], key_pool, value_pool, batch, scale))
     if num_decode < batch.num_tokens:
         new = queries[num_decode:]
         prefill = _metal_prefill if path == "metal" else gather_prefill_attention
