@@ -31,6 +31,10 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         from mlx_paged.cli import doctor
 
         return doctor.run(args)
+    if args.command == "chat":
+        from mlx_paged.cli import chat
+
+        return chat.run(args)
     from mlx_paged.cli import generate
 
     return generate.run(args)

@@ -27,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _add_generate(commands)
+    _add_chat(commands)
     _add_doctor(commands)
     return parser
 
@@ -106,9 +107,42 @@ def _add_generate(commands: Any) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message for the chat template")
     parser.add_argument("--stats", action="store_true", help="speed, blocks and memory, on stderr")
     parser.add_argument("--json", action="store_true", help="JSON: an object, or a line per answer")
-    _add_sampling(parser)
+    add_sampling(parser)
     _add_model(parser)
     _add_pool(parser)
+
+
+def _add_chat(commands: Any) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk with a model, here or behind a server",
+        description="Talks with a model in the terminal: with an engine in this process, or with "
+        "a server of OpenAI's API. From a pipe, each line is a question; only the answers go to "
+        "stdout.",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message for the chat template")
+    parser.add_argument(
+        "--stats",
+        action="store_true",
+        help="after each answer tokens, cached ones, speed, on stderr",
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--url",
+        metavar="URL",
+        help="of the API, as in http://127.0.0.1:8000/v1, instead of an engine here",
+    )
+    group.add_argument(
+        "--api-key", metavar="KEY", help="($MLX_PAGED_API_KEY, else $OPENAI_API_KEY)"
+    )
+    add_sampling(parser)
+    before = set(vars(parser.parse_args([])))
+    _add_model(parser)
+    _add_pool(parser)
+    defaults = vars(parser.parse_args([]))
+    # The server chooses its own model; which of the engine's options were given shows below.
+    local = {name: defaults[name] for name in defaults if name not in before and name != "model"}
+    parser.set_defaults(model=None, local_defaults=local)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -123,7 +157,7 @@ def _add_doctor(commands: Any) -> None:
     _add_pool(parser)
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--max-tokens", type=whole(1), default=256, metavar="N", help="at most N tokens (256)"

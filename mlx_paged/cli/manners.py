@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 FAILED = 1
@@ -27,10 +28,20 @@ class Interrupts:
     What was running may turn the first into an exception of its own (an extension module that
     was being imported does), so it is also remembered. And while MLX computes, Python calls no
     handler; a thread counts the signals then.
+
+    A command that goes on after a Ctrl-C says so with `forget`: the next is a first one again.
     """
 
     def __init__(self) -> None:
         self.happened = False
+        self.raises = True
+        self._num_handled = 0
+        self._num_forgotten = 0
+
+    def forget(self) -> None:
+        """Only what Python has handled: the thread may not have counted it yet."""
+        self.happened = False
+        self._num_forgotten = self._num_handled
 
     def __enter__(self) -> Interrupts:
         read_end, self._write_end = os.pipe()
@@ -47,11 +58,13 @@ class Interrupts:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.happened = True
-        raise KeyboardInterrupt
+        self._num_handled += 1
+        if self.raises:
+            raise KeyboardInterrupt
 
     def _watch(self, read_end: int) -> None:
         num_interrupts = 0
-        while num_interrupts < 2:
+        while num_interrupts < self._num_forgotten + 2:
             signal_number = os.read(read_end, 1)
             if not signal_number:
                 os.close(read_end)
@@ -62,11 +75,36 @@ class Interrupts:
         os._exit(INTERRUPTED)
 
 
+_interrupts = Interrupts()
+
+
 def run(command: Callable[[], int]) -> int:
     """Runs a command, and turns whatever ends it into an exit status and at most one sentence."""
+    global _interrupts
     _prepare_streams()
-    with Interrupts() as interrupts:
-        return _run(command, interrupts)
+    with Interrupts() as _interrupts:
+        return _run(command, _interrupts)
+
+
+def forget_interrupt() -> None:
+    """Says that the command has dealt with a KeyboardInterrupt and goes on."""
+    _interrupts.forget()
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[Callable[[], bool]]:
+    """In this block Ctrl-C raises nothing; the value, called, says whether there was one.
+
+    It is for what must not be left halfway, and asks from time to time. A second Ctrl-C still
+    ends the process.
+    """
+    interrupts = _interrupts
+    interrupts.raises = False
+    try:
+        yield lambda: interrupts.happened
+    finally:
+        interrupts.raises = True
+        interrupts.forget()
 
 
 def _run(command: Callable[[], int], interrupts: Interrupts) -> int:
