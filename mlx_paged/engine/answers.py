@@ -11,7 +11,7 @@ from mlx_paged.engine.model_runner import Step
 from mlx_paged.engine.outputs import Logprob, TokenOutput, request_output
 from mlx_paged.engine.penalties import TokenCounts
 from mlx_paged.engine.request import Request, Sample
-from mlx_paged.engine.sampler import Draw, Drawn, draw_key
+from mlx_paged.engine.sampler import NO_TOKEN, Draw, Drawn, draw_key
 from mlx_paged.engine.scheduler import Scheduler
 from mlx_paged.engine.text import TextStream
 
@@ -41,6 +41,7 @@ class Answers:
             request.num_prompt_tokens,
             request.end_token_ids,
             TokenCounts(request.prompt_token_ids) if params.has_penalties else None,
+            request.grammar.copy() if request.grammar else None,
         )
         if params.num_logprobs is not None:
             sample.logprobs = []
@@ -80,8 +81,8 @@ class Answers:
         for sample, output in unfinished:
             request = sample.request
             if request.streams:
-                is_end_token = output.finish_reason == "stop"
-                if not request.params.stop and not is_end_token:
+                has_text = output.finish_reason not in ("stop", "error")
+                if not request.params.stop and has_text:
                     sample.text.add(output.token_id)
                 if output.finish_reason is not None:
                     sample.text.finish()
@@ -94,13 +95,16 @@ class Answers:
 
     def _append(self, sample: Sample, token_id: int, now: float) -> TokenOutput:
         request = sample.request
-        sample.sequence.token_ids.append(token_id)
         output = TokenOutput(request.request_id, sample.index, token_id)
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
-        if sample.draw.counts is not None:
-            sample.draw.counts.add(token_id)
-        self._finish_if_over(sample, token_id)
+        if token_id == NO_TOKEN:
+            self._give_up(sample)
+        else:
+            sample.sequence.token_ids.append(token_id)
+            if sample.draw.counts is not None:
+                sample.draw.counts.add(token_id)
+            self._finish_if_over(sample, token_id)
         if sample.finish_reason is not None:
             output.finish_reason = sample.finish_reason
             output.completes = request.is_finished
@@ -117,8 +121,18 @@ class Answers:
             may_stop = sample.num_output_tokens >= request.params.min_tokens
             if stop := sample.text.add(token_id, may_stop):
                 self.finish(sample, "stop", stop)
+        grammar = sample.draw.grammar
+        if grammar and sample.finish_reason is None and not grammar.add(token_id):
+            self.finish(sample, "error")
         if sample.num_tokens >= sample.max_num_tokens and sample.finish_reason is None:
             self.finish(sample, "length")
+
+    def _give_up(self, sample: Sample) -> None:
+        """End an answer whose logits were NaN. No prompt shall find its blocks: they may be why."""
+        sample.num_tokens -= 1
+        for block_id in sample.sequence.block_table:
+            self.scheduler.pool.forget_name(block_id)
+        self.finish(sample, "error")
 
     def _forked(self, draws: list[Sample]) -> list[Sample]:
         """The samples that get the drawn tokens, with those that fork here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlx_paged.blocks.prefix_cache import PrefixCache, PrefixStats
 from mlx_paged.blocks.radix import RadixIndex
 from mlx_paged.cache import KVPool
 from mlx_paged.engine.answers import Answers
+from mlx_paged.engine.grammar import GrammarCompiler
 from mlx_paged.engine.model_runner import ModelRunner, Step
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.outputs import TokenOutput
@@ -23,6 +25,8 @@ from mlx_paged.engine.request import Request
 from mlx_paged.engine.schedule import Schedule
 from mlx_paged.engine.scheduler import Scheduler
 from mlx_paged.engine.stats import Counts, EngineStats
+
+MAX_COPIES_SHOWN = 1000
 
 
 class Engine:
@@ -34,10 +38,14 @@ class Engine:
 
     Args:
         model: one of `mlx_paged.models`.
-        tokenizer: mlx-lm's, for text, stop strings and end tokens; None to do without.
+        tokenizer: mlx-lm's, for text, stop strings, end tokens and grammars; None to do without.
         options: see `EngineOptions`.
         dtype: of the pool; the model's by default.
         name: of the model and adapter, kept apart in prefix names.
+        texts: False for answers of tokens alone, whose text is made elsewhere.
+
+    Attributes:
+        copies: (source, destination) of the blocks copied last, for who wants to see them.
     """
 
     def __init__(
@@ -47,6 +55,7 @@ class Engine:
         options: EngineOptions | None = None,
         dtype: mx.Dtype | None = None,
         name: str = "",
+        texts: bool = True,
     ) -> None:
         self.options = options = options or EngineOptions()
         self.model, self.tokenizer = model, tokenizer
@@ -66,11 +75,13 @@ class Engine:
             ageing_steps=options.ageing_steps,
         )
         self.runner = ModelRunner(model, self.pool, options.attention)
-        self.answers = Answers(self.scheduler, tokenizer)
+        self.answers = Answers(self.scheduler, tokenizer if texts else None)
         self.requests: dict[str, Request] = {}
         self.counts = Counts()
+        self.copies: deque[tuple[int, int]] = deque(maxlen=MAX_COPIES_SHOWN)
         self._random = random.Random(options.seed)
         self._in_flight: Step | None = None
+        self._grammars: GrammarCompiler | None = None
 
     def add_request(
         self,
@@ -98,8 +109,9 @@ class Engine:
         params = params or SamplingParams()
         if request_id in self.requests:
             raise ValueError(f"a request {request_id!r} is running or waiting already")
-        if params.stop and self.tokenizer is None:
+        if params.stop and self.answers.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the engine has none")
+        self._check_bias(params)
         self._check_tokens(prompt_token_ids)
         end_token_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -115,6 +127,8 @@ class Engine:
             streams,
         )
         request.seed = self._random.getrandbits(64) if params.seed is None else params.seed
+        if params.grammar is not None:
+            request.grammar = self._grammar_compiler().compile(params.grammar)
         self.scheduler.add(request)
         self.answers.begin(request.samples[0])
         self.requests[request_id] = request
@@ -139,15 +153,42 @@ class Engine:
                 del self.requests[output.request_id]
         return outputs
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request and give its blocks back, at any time. Unknown ids are ignored."""
-        request = self.requests.pop(request_id, None)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or one sample of it that has a token, and give its blocks back.
+
+        It can be done at any time. Unknown ids are ignored.
+        """
+        request = self.requests.get(request_id)
         if request is None:
             return
         for sample in request.samples:
-            if not sample.is_finished:
+            if not sample.is_finished and index in (None, sample.index):
                 self.answers.finish(sample, "abort")
-        request.num_finished = request.params.num_samples  # those never forked included
+        if index is None:
+            request.num_finished = request.params.num_samples  # those never forked included
+        if request.is_finished:
+            del self.requests[request_id]
+
+    def recover(self) -> list[str]:
+        """After `step` has raised: drop what was running, so that what waits can go on.
+
+        Returns:
+            The ids of the requests dropped.
+
+        Raises:
+            RuntimeError: the engine can't go on.
+        """
+        self._in_flight = None
+        self.runner.recover()
+        dropped = [
+            request
+            for request in self.requests.values()
+            if any(sample.is_running or sample.is_lost for sample in request.samples)
+        ]
+        for request in dropped:
+            self.abort(request.request_id)
+        self.check_integrity()
+        return [request.request_id for request in dropped]
 
     def has_work(self) -> bool:
         """Whether any request is running or waiting."""
@@ -178,6 +219,13 @@ class Engine:
             prefix=self.prefix_cache.stats if self.prefix_cache else PrefixStats(),
         )
 
+    def forget_counts(self) -> None:
+        """Begin to count anew, after a warm-up."""
+        self.counts = Counts()
+        self.copies.clear()
+        if self.prefix_cache:
+            self.prefix_cache.stats = PrefixStats()
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if blocks, tables, names or queues disagree."""
         self.scheduler.check_integrity()
@@ -198,6 +246,7 @@ class Engine:
         counts, blocks = self.counts, self.pool.blocks
         counts.num_steps += 1
         counts.num_copies += len(step.plan.copies)
+        self.copies += step.plan.copies
         counts.num_prompt_tokens += step.plan.num_tokens - step.plan.num_decodes
         num_used = blocks.num_blocks - blocks.num_free_blocks
         counts.max_blocks_used = max(counts.max_blocks_used, num_used)
@@ -207,7 +256,7 @@ class Engine:
 
     def _build_ahead(self, step: Step) -> Step | None:
         """The next step's graph, if what `step` draws doesn't decide what it is."""
-        if any(sample.request.params.has_penalties for sample in step.draws):
+        if any(sample.request.params.depends_on_answer for sample in step.draws):
             return None
         plan = self.scheduler.schedule_next(step.plan)
         return self.runner.build(plan, step) if plan else None
@@ -238,6 +287,21 @@ class Engine:
                 f"prompt tokens must be from 0 to {self.vocab_size - 1}, the model's vocabulary; "
                 f"these are from {min(token_ids)} to {max(token_ids)}"
             )
+
+    def _check_bias(self, params: SamplingParams) -> None:
+        most = max(params.logit_bias, default=0)
+        if most >= self.vocab_size:
+            raise ValueError(
+                f"logit_bias has token {most}, and the model's vocabulary ends at "
+                f"{self.vocab_size - 1}"
+            )
+
+    def _grammar_compiler(self) -> GrammarCompiler:
+        if self._grammars is None:
+            if self.tokenizer is None:
+                raise ValueError("a grammar needs a tokenizer, and the engine has none")
+            self._grammars = GrammarCompiler(self.tokenizer, self.vocab_size)
+        return self._grammars
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """The most tokens of an answer, with what context and pool leave for an open end."""

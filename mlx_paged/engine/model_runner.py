@@ -107,6 +107,17 @@ class ModelRunner:
         self.pool.roll_back(self._checkpoint)
         self._checkpoint = None
 
+    def recover(self) -> None:
+        """Drop what is built and what runs, after an error.
+
+        Raises:
+            RuntimeError: the pool can't be computed any more.
+        """
+        if self._checkpoint is not None:
+            self.drop()
+        self.block_tables.forget()
+        mx.eval(self.pool.arrays)
+
     def dispatch(self, step: Step) -> None:
         """Start a step. The one before must have ended."""
         self._checkpoint = None

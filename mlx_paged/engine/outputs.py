@@ -24,7 +24,8 @@ class CompletionOutput:
         token_ids: the end token included, if one ended the answer; its text is not.
         logprobs: for each token, log-probabilities by token id: the chosen one's and the most
             likely ones'. None if they weren't asked for.
-        finish_reason: "stop" for an end token or a stop string, "length", or "abort".
+        finish_reason: "stop" for an end token or a stop string, "length", "abort", or "error"
+            where the model's logits were not numbers or the grammar got too complex.
         stop_reason: the stop string, or the one of `stop_token_ids`; None for the model's end.
     """
 
@@ -55,7 +56,7 @@ class TokenOutput:
 
     Attributes:
         request_id, index: which sample of which request.
-        token_id: the token.
+        token_id: the token; -1 where the logits were not numbers.
         text: what can be shown since the last one: whole characters, nothing of a stop string.
         logprobs: as in `CompletionOutput`, of this token.
         finish_reason: why the answer ends here; None if it goes on.

@@ -38,6 +38,8 @@ class SamplingParams:
         ignore_eos: go on past the model's end tokens.
         logprobs: report the chosen tokens' log-probabilities, and those of this many of the
             most likely tokens; None for none. Taken from the model's logits as they come.
+        grammar: what the answer must follow, in the language of llguidance, for instance from
+            `json_schema_grammar`; it ends where the grammar does.
     """
 
     n: int = 1
@@ -58,6 +60,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -105,6 +108,11 @@ class SamplingParams:
             )
         if self.logprobs is not None and _integer("logprobs", self.logprobs, 0) > MAX_LOGPROBS:
             raise ValueError(f"logprobs must be at most {MAX_LOGPROBS}, not {self.logprobs}")
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            raise ValueError(
+                "a grammar decides where the answer may end, so it goes with neither ignore_eos "
+                "nor min_tokens"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -121,9 +129,14 @@ class SamplingParams:
         )
 
     @cached_property
+    def depends_on_answer(self) -> bool:
+        """Whether the next token can't be drawn before the last one is known to the host."""
+        return self.has_penalties or self.grammar is not None
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the model's logits are sampled as they come, but for temperature and filters."""
-        return not (self.has_penalties or self.logit_bias or self.min_tokens)
+        return not (self.depends_on_answer or self.logit_bias or self.min_tokens)
 
     @cached_property
     def takes_likeliest(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_paged.blocks.prefix import Chain
 from mlx_paged.blocks.sequence import Sequence
+from mlx_paged.engine.grammar import GrammarState
 from mlx_paged.engine.params import SamplingParams
 
 
@@ -48,6 +49,7 @@ class Request:
 
     Attributes:
         seed: of its randomness; the engine's choice, if `params` has none.
+        grammar: where each of its answers begins in `params.grammar`.
 
     Args:
         request_id: unique among the requests that are running or waiting.
@@ -81,6 +83,7 @@ class Request:
         self.salt = salt
         self.streams = streams
         self.seed = 0
+        self.grammar: GrammarState | None = None
         self.num_finished = 0
         self.samples: list[Sample] = []
         self.metrics = RequestMetrics()
@@ -156,6 +159,11 @@ class Sample:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its K/V were to be swapped out, and a step failed before they were."""
+        return self.num_stored_tokens > 0 and self.stored is None
 
     @property
     def num_output_tokens(self) -> int:

@@ -10,10 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_paged.engine.filters import Filters
+from mlx_paged.engine.grammar import GrammarState
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.penalties import TokenCounts, penalise
 
 Positions = npt.NDArray[np.int64]
+
+# Drawn in place of a token where the logits are not numbers.
+NO_TOKEN = -1
 
 _MASK = 2**64 - 1
 
@@ -28,6 +32,7 @@ class Draw:
         num_prompt_tokens: position of the answer's first token.
         end_token_ids: what must not come before `min_tokens`.
         counts: the sequence's tokens so far, where there are penalties.
+        grammar: how far the answer has come in its grammar, if it has one.
     """
 
     params: SamplingParams
@@ -35,6 +40,7 @@ class Draw:
     num_prompt_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
     counts: TokenCounts | None = None
+    grammar: GrammarState | None = None
 
 
 class Draws:
@@ -80,7 +86,7 @@ class Drawn:
     """Tokens drawn for D rows, as arrays that may not have been evaluated.
 
     Attributes:
-        token_ids: [D] int32.
+        token_ids: [D] int32; `NO_TOKEN` where the logits are not numbers.
         logprobs, ranks: of the tokens drawn, [D], if any row asked for log-probabilities; the
             likeliest token has rank 1.
         top_ids, top_logprobs: the most likely tokens, likeliest first, [D, most that a row
@@ -131,7 +137,7 @@ def sample(logits: mx.array, draws: Draws, positions: Positions) -> Drawn:
             what is drawn.
     """
     if draws.take_likeliest:
-        return Drawn(mx.argmax(logits, axis=-1).astype(mx.int32))
+        return Drawn(_checked(logits, mx.argmax(logits, axis=-1).astype(mx.int32)))
     raw = logits.astype(mx.float32)
     adjusted = adjust(raw, draws, positions) if draws.rows_to_adjust else raw
     num_random = len(draws.random_rows)
@@ -144,11 +150,22 @@ def sample(logits: mx.array, draws: Draws, positions: Positions) -> Drawn:
             token_ids[rows] = _draw_random(
                 adjusted[rows], draws.random, positions[draws.random_rows]
             )
-    return _with_logprobs(raw, token_ids, draws.num_top_logprobs)
+    drawn = _with_logprobs(raw, token_ids, draws.num_top_logprobs)
+    drawn.token_ids = _checked(raw, token_ids)
+    return drawn
+
+
+def _checked(logits: mx.array, token_ids: mx.array) -> mx.array:
+    """The tokens drawn, or `NO_TOKEN` where a token's logit is NaN.
+
+    One NaN in a row's activations makes all its logits NaN, so the token drawn shows it.
+    """
+    drawn = mx.take_along_axis(logits, token_ids[:, None], axis=-1)[:, 0]
+    return mx.where(mx.isnan(drawn), NO_TOKEN, token_ids)
 
 
 def adjust(logits: mx.array, draws: Draws, positions: Positions) -> mx.array:
-    """Logits with penalties and biases, and without end tokens that may not come yet."""
+    """Logits with penalties and biases, and without tokens that may not come yet."""
     rows = draws.rows_to_adjust
     logits = penalise(logits, {row: draws.draws[row] for row in rows})
     changes = []
@@ -160,6 +177,11 @@ def adjust(logits: mx.array, draws: Draws, positions: Positions) -> mx.array:
     if changes:
         at_rows, token_ids, values = (mx.array(column) for column in zip(*changes, strict=True))
         logits = logits.at[at_rows, token_ids].add(values.astype(mx.float32))
+    grammars = {row: draws.draws[row].grammar for row in rows if draws.draws[row].grammar}
+    if grammars:
+        at = mx.array(list(grammars))
+        allowed = mx.array(np.stack([grammar.allowed() for grammar in grammars.values()]))
+        logits[at] = mx.where(allowed, logits[at], -mx.inf)
     return logits
 
 
