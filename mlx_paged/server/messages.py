@@ -75,8 +75,9 @@ class Token(msgspec.Struct, array_like=True):
     """One more token of one sample.
 
     Attributes:
-        logprobs: (token id, log-probability) of the token drawn, then of the most likely ones,
-            likeliest first; None if they weren't asked for.
+        logprobs: (token id, log-probability) of the token drawn, then of all that are known,
+            likeliest first: as many of the likeliest as were asked for, and the drawn one, which
+            may be an extra one at the end. None if they weren't asked for.
         finish_reason: "stop", "length", "error" or "abort" if the sample ends here.
     """
 
