@@ -23,7 +23,7 @@ from mlx_paged.weights.precision import (
     parameters_of,
 )
 
-__all__ = ["DTYPES", "Loaded", "ModelError", "Plan", "load", "plan", "resolve"]
+__all__ = ["DTYPES", "Loaded", "ModelError", "Plan", "load", "load_tokenizer", "plan", "resolve"]
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -107,6 +107,18 @@ def load(model: str | Path = "smollm2", dtype: str | None = None) -> Loaded:
         precision=Precision.of(planned.model),
         stored=planned.stored,
     )
+
+
+def load_tokenizer(model: str | Path = "smollm2") -> Any:
+    """A model's tokenizer alone, an mlx_lm TokenizerWrapper.
+
+    Raises:
+        ModelError: (a ValueError) a sentence on what is wrong and what to do.
+    """
+    path = resolve(model)
+    config = read_config(path)
+    _check_tokenizer_files(path)
+    return _load_tokenizer(path, config)
 
 
 def plan(model: str | Path = "smollm2", dtype: str | None = None, download: bool = True) -> Plan:

@@ -31,6 +31,10 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         from mlx_paged.cli import doctor
 
         return doctor.run(args)
+    if args.command == "serve":
+        from mlx_paged.cli import serve
+
+        return serve.run(args)
     if args.command == "chat":
         from mlx_paged.cli import chat
 

@@ -27,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _add_generate(commands)
+    _add_serve(commands)
     _add_chat(commands)
     _add_doctor(commands)
     return parser
@@ -110,6 +111,111 @@ def _add_generate(commands: Any) -> None:
     add_sampling(parser)
     _add_model(parser)
     _add_pool(parser)
+
+
+def _add_serve(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve OpenAI's API over HTTP",
+        description="Serves a model over HTTP with OpenAI's API, and a page that shows its pool "
+        "of blocks. SIGTERM or Ctrl-C ends it once the open requests are done.",
+    )
+    _add_http(parser)
+    _add_model(parser)
+    _add_pool(parser)
+    _add_scheduling(parser)
+
+
+def _add_http(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("HTTP")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)"
+    )
+    group.add_argument(
+        "--port", type=whole(0, 65535), default=8000, help="port; 0 takes a free one (8000)"
+    )
+    group.add_argument(
+        "--api-key", metavar="KEY", help="what clients must send ($MLX_PAGED_API_KEY; none)"
+    )
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="the model's name in the API (as --model)"
+    )
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin call the server; may be repeated (none)",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=whole(1),
+        default=1024,
+        metavar="N",
+        help="requests that may wait for their first token; more get status 503 (1024)",
+    )
+    group.add_argument(
+        "--max-body",
+        type=number(0, above=True),
+        default=4.0,
+        metavar="MIB",
+        help="longest request body in MiB (4)",
+    )
+    group.add_argument(
+        "--request-timeout",
+        type=number(0),
+        default=600.0,
+        metavar="S",
+        help="seconds until an answer must be complete; 0 for no bound (600)",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=number(0, 3600),
+        default=30.0,
+        metavar="S",
+        help="seconds that open requests have to end after SIGTERM (30)",
+    )
+    group.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)"
+    )
+    group.add_argument("--no-access-log", action="store_true", help="don't log each request")
+
+
+def _add_scheduling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("scheduling")
+    group.add_argument(
+        "--prefix-caching",
+        choices=("hash", "radix", "off"),
+        default="hash",
+        help="how requests that begin alike find each other's blocks (hash)",
+    )
+    group.add_argument(
+        "--policy",
+        choices=("fcfs", "priority", "longest-prefix"),
+        default="fcfs",
+        help="who is admitted first (fcfs)",
+    )
+    group.add_argument(
+        "--preemption",
+        choices=("recompute", "swap"),
+        default="recompute",
+        help="what becomes of the youngest sequence where the pool runs out (recompute)",
+    )
+    group.add_argument(
+        "--max-num-seqs", type=whole(1), default=256, metavar="N", help="running at once (256)"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=whole(1),
+        metavar="N",
+        help="tokens of a step, and so of a prompt's chunk (2048 on a GPU, 512 on a CPU)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=whole(1),
+        metavar="N",
+        help="tokens of prompt and answer together (the model's own)",
+    )
 
 
 def _add_chat(commands: Any) -> None:

@@ -118,17 +118,18 @@ class EngineLoop:
                 self._send(Failed(request_id, f"the engine met an error: {error}"))
             return
         if outputs:
-            self._send(Tokens([_token(output) for output in outputs]))
+            self._send(Tokens([self._token(output) for output in outputs]))
 
-
-def _token(output: TokenOutput) -> Token:
-    return Token(
-        output.request_id,
-        output.index,
-        output.token_id,
-        None if output.logprobs is None else _in_order(output.token_id, output.logprobs),
-        output.finish_reason,
-    )
+    def _token(self, output: TokenOutput) -> Token:
+        request = output.request_output or self.engine.requests[output.request_id]
+        return Token(
+            output.request_id,
+            output.index,
+            output.token_id,
+            None if output.logprobs is None else _in_order(output.token_id, output.logprobs),
+            output.finish_reason,
+            request.metrics.num_cached_tokens,
+        )
 
 
 def _in_order(token_id: int, logprobs: dict[int, Logprob]) -> list[tuple[int, float]]:

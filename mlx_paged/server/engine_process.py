@@ -1,8 +1,7 @@
 """The engine process: loads a model, then steps on one thread until it is told to stop.
 
-Run as `python -m mlx_paged.server.engine_process FOLDER`, where the other process has bound the
-sockets `to_engine` and `from_engine`. It also ends when its stdin is closed, which the end of
-the other process does.
+Run as `python -m mlx_paged.server.engine_process FOLDER`, a folder for the sockets `to_engine` and
+`from_engine`. It also ends when its stdin is closed, which the end of the other process does.
 """
 
 from __future__ import annotations
@@ -39,9 +38,10 @@ class Channel:
         context = zmq.Context.instance()
         self._inbox = context.socket(zmq.PULL)
         self._outbox = context.socket(zmq.PUSH)
-        for socket, name in ((self._inbox, "to_engine"), (self._outbox, "from_engine")):
+        for socket in (self._inbox, self._outbox):
             socket.set_hwm(0)
-            socket.connect(f"ipc://{folder}/{name}")
+        self._inbox.bind(f"ipc://{folder}/to_engine")
+        self._outbox.connect(f"ipc://{folder}/from_engine")
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)

@@ -79,6 +79,7 @@ class Token(msgspec.Struct, array_like=True):
             likeliest first: as many of the likeliest as were asked for, and the drawn one, which
             may be an extra one at the end. None if they weren't asked for.
         finish_reason: "stop", "length", "error" or "abort" if the sample ends here.
+        num_cached_tokens: tokens of the prompt that the prefix cache held.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class Token(msgspec.Struct, array_like=True):
     token_id: int
     logprobs: list[tuple[int, float]] | None = None
     finish_reason: str | None = None
+    num_cached_tokens: int = 0
 
 
 class Tokens(Message):

@@ -1,0 +1,72 @@
+"""`mlx-paged serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from mlx_paged.cli.arguments import to_bytes
+from mlx_paged.cli.manners import UsageError
+
+KEY_VARIABLE = "MLX_PAGED_API_KEY"
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from mlx_paged.server.serve import ServeOptions, serve
+    except ImportError as error:
+        raise ValueError(
+            f"the server needs {error.name}, which is not installed: "
+            "pip install 'mlx-paged[server]'"
+        ) from error
+    from mlx_paged.server.api.settings import ServerSettings
+    from mlx_paged.server.messages import Start
+
+    if args.max_num_seqs > (args.max_num_batched_tokens or args.max_num_seqs):
+        raise UsageError(
+            f"--max-num-seqs {args.max_num_seqs} is more than --max-num-batched-tokens "
+            f"{args.max_num_batched_tokens}, and each sequence takes a token of every step"
+        )
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
+    settings = ServerSettings(
+        model_name=args.served_model_name or args.model,
+        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        max_body_nbytes=round(args.max_body * 2**20),
+        request_timeout=args.request_timeout or None,
+        cors_origins=tuple(args.cors_origin),
+    )
+    serve(
+        ServeOptions(
+            Start(args.model, args.dtype, _engine_options(args)),
+            settings,
+            host=args.host,
+            port=args.port,
+            max_waiting=args.max_waiting,
+            shutdown_timeout=args.shutdown_timeout,
+            access_log=not args.no_access_log,
+        )
+    )
+    return 0
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of `EngineOptions`, by name."""
+    return {
+        "block_size": args.block_size,
+        "num_blocks": args.num_blocks,
+        "kv_memory": to_bytes(args.kv_memory),
+        "kv_bits": args.kv_bits,
+        "kv_group_size": args.kv_group_size,
+        "attention": args.attention,
+        "prefix_caching": args.prefix_caching,
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "max_model_len": args.max_model_len,
+        "policy": args.policy,
+        "preemption": args.preemption,
+    }
