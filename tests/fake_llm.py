@@ -73,7 +73,10 @@ class LLM:
         self.kv_memory, self.kv_format = kv_memory, kv_format
 
     def stats(self):
-        return types.SimpleNamespace(counts=types.SimpleNamespace(max_blocks_used=5))
+        return types.SimpleNamespace(
+            counts=types.SimpleNamespace(max_blocks_used=5),
+            prefix=types.SimpleNamespace(num_saved_tokens=0),
+        )
 
     def generate(self, prompts, params, progress):
         return [

@@ -117,7 +117,7 @@ class Script(Chat):
 
     def finish(self, answer: Answer) -> None:
         super().finish(answer)
-        if answer.finish_reason is None:
+        if answer.is_stopped:
             raise KeyboardInterrupt
 
 
@@ -143,7 +143,7 @@ class Terminal(Chat):
         super().write(text.translate(CONTROL) if sys.stdout.isatty() else text)
 
     def finish(self, answer: Answer) -> None:
-        if answer.finish_reason is None:
+        if answer.is_stopped:
             self.say("stopped; /retry asks again" if answer.text else "stopped before any text")
         elif answer.finish_reason == "length":
             limit = self.args.max_tokens

@@ -30,13 +30,15 @@ class Answer:
     """One answer, or what there was of it when it was stopped.
 
     Attributes:
-        finish_reason: "stop", "length" or another of the server's; None if it was stopped.
+        finish_reason: "stop", "length" or another of the server's.
+        is_stopped: whether Ctrl-C ended it.
         num_cached_tokens: prompt tokens whose K and V were there already; None if not known.
         first_seconds: until the first text.
     """
 
     text: str = ""
     finish_reason: str | None = None
+    is_stopped: bool = False
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     num_generated_tokens: int = 0
@@ -127,9 +129,9 @@ class LocalModel:
                     answer.finish_reason = output.finish_reason
                     write(output.text)
                     if is_stopped():
-                        break
+                        raise _Stopped
             except _Stopped:
-                pass
+                answer.is_stopped = True
         answer.seconds = time.perf_counter() - start
         answer.num_cached_tokens = llm.stats().prefix.num_saved_tokens - num_saved
         return answer
@@ -196,7 +198,9 @@ class RemoteModel:
                     write(text)
         except KeyboardInterrupt:
             forget_interrupt()
-            answer.finish_reason = None
+            answer.is_stopped = True
+        if not (answer.is_stopped or answer.finish_reason):
+            raise ValueError(f"{self._url} closed the connection in the middle of an answer")
         answer.seconds = time.perf_counter() - start
         return answer
 
@@ -236,7 +240,7 @@ class RemoteModel:
             raise ValueError(f"{self._url} did not answer in time") from error
         except openai.APIConnectionError as error:
             reason = _one_line(error.__cause__ or error)
-            raise ValueError(f"no server answers at {self._url}: {reason}") from error
+            raise ValueError(f"the connection to {self._url} failed: {reason}") from error
         except openai.AuthenticationError as error:
             raise ValueError(
                 f"{self._url} wants an API key: give --api-key or set {KEY_VARIABLES[0]}"
@@ -295,8 +299,8 @@ def _api_key(given: str | None) -> str:
 def _message(error: Any) -> str:
     """The sentence in an error's body, if there is one."""
     body = getattr(error, "body", None)
-    found = body.get("message") or body.get("error") if isinstance(body, dict) else None
-    return _one_line(found if isinstance(found, str) else error)
+    found = body.get("message") if isinstance(body, dict) else body
+    return _one_line(found if isinstance(found, str) and found else error)
 
 
 def _one_line(error: object) -> str:
