@@ -13,13 +13,10 @@ class ModelArgs(qwen2.ModelArgs):
     head_dim: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
-    layer_types: list[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
-        if "sliding_attention" in (self.layer_types or []):
-            raise ValueError("the model has sliding-window attention layers, which don't run here")
 
     @property
     def attention_head_dim(self) -> int:
@@ -36,6 +33,10 @@ class ModelArgs(qwen2.ModelArgs):
     @property
     def has_mlp_bias(self) -> bool:
         return self.mlp_bias
+
+    @property
+    def attention_types(self) -> list[str]:
+        return self.layer_types or [qwen2.FULL] * self.num_hidden_layers
 
 
 class Model(qwen2.Model):

@@ -1,4 +1,9 @@
-"""Qwen2 and Qwen2.5, over a flat list of tokens and a paged KV cache."""
+"""Qwen2 and Qwen2.5, over a flat list of tokens and a paged KV cache.
+
+With `use_sliding_window`, layers from `max_window_layers` on attend over a window, as the
+architecture defines it; no released checkpoint asks for it. mlx-lm's Qwen2 leaves it out and
+attends over everything, so beyond the window its answers differ.
+"""
 
 from dataclasses import dataclass
 
@@ -7,6 +12,8 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import BaseModelArgs
 from mlx_lm.models.rope_utils import initialize_rope
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # layer types
 
 
 @dataclass
@@ -24,6 +31,10 @@ class ModelArgs(BaseModelArgs):
     rope_traditional: bool = False
     rope_scaling: dict[str, float | str] | None = None
     tie_word_embeddings: bool = True
+    use_sliding_window: bool = False
+    sliding_window: int | None = None
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
 
     def __post_init__(self) -> None:
         scaling = self.rope_scaling or {}
@@ -32,6 +43,23 @@ class ModelArgs(BaseModelArgs):
                 "dynamic rope scaling depends on the length of the whole sequence, so the tokens "
                 "of a flat batch can't be turned together; use linear, llama3 or yarn scaling"
             )
+        if len(self.windows) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types has {len(self.windows)} entries for {self.num_hidden_layers} layers"
+            )
+
+    @property
+    def windows(self) -> list[int | None]:
+        """How many tokens a token sees in each layer, itself included; None for all before it."""
+        types = self.attention_types
+        if unknown := sorted(set(types) - {FULL, SLIDING}):
+            raise ValueError(f"layers are of {FULL} or {SLIDING}, and not {', '.join(unknown)}")
+        if SLIDING in types and (self.sliding_window or 0) < 1:
+            raise ValueError(
+                f"layers of {SLIDING} need a sliding_window of at least 1 token, and it is "
+                f"{self.sliding_window}"
+            )
+        return [self.sliding_window if kind == SLIDING else None for kind in types]
 
     # What architectures of the same shape choose differently.
 
@@ -48,6 +76,14 @@ class ModelArgs(BaseModelArgs):
         return False
 
     @property
+    def attention_types(self) -> list[str]:
+        layers = range(self.num_hidden_layers)
+        if not self.use_sliding_window:
+            return [FULL for _ in layers]
+        first = self.max_window_layers
+        return self.layer_types or [SLIDING if layer >= first else FULL for layer in layers]
+
+    @property
     def has_mlp_bias(self) -> bool:
         return False
 
@@ -61,6 +97,7 @@ class Attention(nn.Module):
         self.n_kv_heads = n_kv_heads = args.num_key_value_heads
         self.head_dim = head_dim = args.attention_head_dim
         self.scale = head_dim**-0.5
+        self.window = args.windows[layer]
 
         self.q_proj = nn.Linear(dim, n_heads * head_dim, bias=args.has_qkv_bias)
         self.k_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=args.has_qkv_bias)
@@ -85,7 +122,7 @@ class Attention(nn.Module):
         queries = self.rope(queries, offset=cache.positions).squeeze(2)
         keys = self.rope(keys, offset=cache.positions).squeeze(2)
 
-        output = cache.attend(self.layer, queries, keys, values, self.scale)
+        output = cache.attend(self.layer, queries, keys, values, self.scale, self.window)
         return self.o_proj(output.reshape(num_tokens, -1))
 
 
@@ -142,7 +179,7 @@ class Model(nn.Module):
 
         Args:
             tokens: token ids of every scheduled sequence, one after the other, [N].
-            cache: gives `positions` [N] and `attend(layer, queries, keys, values, scale)`.
+            cache: gives `positions` [N] and `attend(layer, queries, keys, values, scale, window)`.
             rows: indices of the tokens whose logits are wanted, [R]; all of them if None.
 
         Returns:

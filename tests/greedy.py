@@ -5,7 +5,7 @@ import importlib
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 from mlx_paged.blocks import Sequence
@@ -54,8 +54,8 @@ def paged_greedy(model, prompts, num_tokens, block_size, chunk=None, num_blocks=
 
 
 def contiguous_greedy(model, prompt, num_tokens):
-    """The same with mlx-lm's model and KVCache, for one prompt."""
-    cache = [KVCache() for _ in model.layers]
+    """The same with mlx-lm's model and contiguous caches, for one prompt."""
+    cache = make_prompt_cache(model)
     token_ids, logits, new = [], [], list(prompt)
     for _ in range(num_tokens):
         row = model(mx.array([new]), cache=cache)[0, -1].astype(mx.float32)

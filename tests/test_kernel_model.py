@@ -29,6 +29,19 @@ def qwen2():
     return ours_of(tiny_model(config))
 
 
+@pytest.fixture(scope="module")
+def sliding():
+    """One layer with a window, and one without."""
+    config = tiny_config(
+        "llama",
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=20,
+    )
+    return ours_of(tiny_model(config))
+
+
 @pytest.fixture
 def recording() -> Iterator[Recording]:
     recording = Recording(EXECUTOR.metal_kernel)
@@ -85,6 +98,20 @@ def test_chunks_of_prompts_prefilled_by_the_kernel_answer_as_gathered_ones(
     assert "decode_paged" in recording.reports
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 33])
+def test_layers_with_windows_prefilled_and_decoded_by_the_kernels(
+    chunk: int, sliding, recording: Recording, forbid_gathering: Callable[[], None]
+) -> None:
+    texts = prompts(50, 5)
+    gathered = paged_greedy(sliding, texts, 3, 8, attention="gather")
+    forbid_gathering()
+    for ours, theirs in zip(
+        paged_greedy(sliding, texts, 3, 8, chunk=chunk, attention="metal"), gathered, strict=True
+    ):
+        assert ours[0] == theirs[0]
+        assert np.abs(ours[1] - theirs[1]).max() < 1e-4
+
+
 def test_an_engine_prefills_chunks_behind_prefix_hits_by_the_kernel(
     qwen2, recording: Recording, forbid_gathering: Callable[[], None]
 ) -> None:
@@ -105,13 +132,16 @@ def test_an_engine_prefills_chunks_behind_prefix_hits_by_the_kernel(
     assert answers["metal"] == answers["gather"]
 
 
-def test_one_batch_decodes_some_sequences_and_prefills_others(qwen2, recording: Recording) -> None:
-    logits = {}
+@pytest.mark.parametrize("name", ["qwen2", "sliding"])
+def test_one_batch_decodes_some_sequences_and_prefills_others(
+    name: str, request: pytest.FixtureRequest, recording: Recording
+) -> None:
+    model, logits = request.getfixturevalue(name), {}
     for path in ("metal", "gather"):
-        pool = KVPool.for_model(qwen2, num_blocks=60, block_size=4)
+        pool = KVPool.for_model(model, num_blocks=60, block_size=4)
         sequences = [Sequence(pool.blocks, prompt) for prompt in prompts(9, 140, 30)]
-        step(qwen2, pool, sequences[:2], [8, 139], attention="gather")
-        logits[path] = step(qwen2, pool, sequences, [1, 1, 30], attention=path)
+        step(model, pool, sequences[:2], [8, 139], attention="gather")
+        logits[path] = step(model, pool, sequences, [1, 1, 30], attention=path)
     assert "merge" in recording.reports, "140 tokens take two splits"
     assert mx.allclose(logits["metal"], logits["gather"], atol=1e-4)
 

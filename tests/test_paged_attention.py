@@ -22,7 +22,7 @@ def rounded(rng, shape, dtype):
     )
 
 
-def reference(queries, keys, values, num_cached):
+def reference(queries, keys, values, num_cached, window=None):
     """Causal attention in float64, [tokens, heads, dim], one query at a time."""
     queries, keys, values = (a.astype(np.float64) for a in (queries, keys, values))
     num_new, num_heads, dim = queries.shape
@@ -30,16 +30,20 @@ def reference(queries, keys, values, num_cached):
     output = np.empty_like(queries)
     for i in range(num_new):
         for head in range(num_heads):
-            seen = slice(0, num_cached + i + 1)
+            stop = num_cached + i + 1
+            seen = slice(max(0, stop - (window or stop)), stop)
             scores = keys[seen, head // group] @ queries[i, head] / np.sqrt(dim)
             weights = np.exp(scores - scores.max())
             output[i, head] = weights @ values[seen, head // group] / weights.sum()
     return output
 
 
-def largest_error(rows, block_size, num_kv_heads, group, dim, dtype, seed=0):
-    """Attend over rows of (cached, new) tokens in shuffled blocks of a pool full of NaN."""
-    rng = np.random.default_rng(seed)
+def largest_error(rows, block_size, num_kv_heads, group, dim, dtype, window=None):
+    """Attend over rows of (cached, new) tokens in shuffled blocks of a pool full of NaN.
+
+    Blocks before a row's windows are NaN too, as nobody needs to read them.
+    """
+    rng = np.random.default_rng(0)
     counts = [-(-(cached + new) // block_size) for cached, new in rows]
     free = list(rng.permutation(sum(counts) + 3))
     key_pool = np.full((len(free), num_kv_heads, block_size, dim), np.nan, np.float32)
@@ -49,14 +53,16 @@ def largest_error(rows, block_size, num_kv_heads, group, dim, dtype, seed=0):
         table = [int(free.pop()) for _ in range(count)]
         shape = (cached + new, num_kv_heads, dim)
         keys, values = rounded(rng, shape, dtype), rounded(rng, shape, dtype)
-        for i in range(cached + new):
+        first_seen = max(0, cached + 1 - window) if window else 0
+        for i in range(first_seen // block_size * block_size, cached + new):
             key_pool[table[i // block_size], :, i % block_size] = keys[i]
             value_pool[table[i // block_size], :, i % block_size] = values[i]
         queries.append(rounded(rng, (new, num_kv_heads * group, dim), dtype))
-        expected.append(reference(queries[-1], keys, values, cached))
+        expected.append(reference(queries[-1], keys, values, cached, window))
         specs.append((table, cached, new))
     arrays = (mx.array(a).astype(dtype) for a in (np.concatenate(queries), key_pool, value_pool))
-    output = paged_attention(*arrays, Batch.of(specs, block_size), dim**-0.5, "gather")
+    batch = Batch.of(specs, block_size)
+    output = paged_attention(*arrays, batch, dim**-0.5, "gather", window)
     assert output.dtype == dtype
     return np.abs(np.array(output.astype(mx.float32)) - np.concatenate(expected)).max()
 
@@ -83,14 +89,41 @@ def test_single_rows_borders_and_tiles(rows):
     assert largest_error(rows, 8, 1, 2, 32, mx.float32) < BOUNDS[mx.float32]
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).split(".")[-1])
+@pytest.mark.parametrize("window", [1, 8, 33, 250])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_windows_of_mixed_rows(block_size, window, dtype):
+    assert largest_error(MIXED, block_size, 2, 3, 64, dtype, window) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("window", [299, 300, 301])
+def test_a_window_as_long_as_the_longest_row(window):
+    assert largest_error(MIXED, 16, 1, 2, 32, mx.float32, window) < BOUNDS[mx.float32]
+
+
+@pytest.mark.parametrize("window", [20, 140])
+@pytest.mark.parametrize("rows", [[(600, 1)], [(500, 600)], [(600, 1), (30, 1)]], ids=str)
+def test_windows_of_long_rows(rows, window):
+    assert largest_error(rows, 8, 1, 2, 32, mx.float32, window) < BOUNDS[mx.float32]
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_mix_of_rows(data):
     decode = data.draw(st.lists(st.tuples(st.integers(0, 300), st.just(1)), max_size=6))
     prefill = st.tuples(st.integers(0, 100), st.integers(2, 40))
     rows = decode + data.draw(st.lists(prefill, min_size=not decode, max_size=4))
     block_size = data.draw(st.sampled_from([1, 2, 7, 8, 16, 32]))
-    assert largest_error(rows, block_size, 2, 2, 16, mx.float32) < BOUNDS[mx.float32]
+    window = data.draw(st.none() | st.integers(1, 320))
+    assert largest_error(rows, block_size, 2, 2, 16, mx.float32, window) < BOUNDS[mx.float32]
+
+
+def test_a_decode_step_with_a_window_gathers_the_blocks_that_it_reaches():
+    rows = [(list(range(400)), 6000, 1), (list(range(400, 402)), 20, 1)]
+    batch = Batch.of(rows, 16)
+    (group,) = batch.decode_groups(window=100).groups
+    assert group.num_full_blocks == 7
+    assert batch.row_table(0, first_token=6000 - 99).tolist() == list(range(368, 376))
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
@@ -125,7 +158,8 @@ def test_head_dims_without_a_kernel_are_gathered():
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).split(".")[-1])
-def test_prefill_by_mlxs_own_attention_for_gpus(dtype, monkeypatch):
+@pytest.mark.parametrize("window", [None, 20, 29])
+def test_prefill_by_mlxs_own_attention_for_gpus(window, dtype, monkeypatch):
     monkeypatch.setattr(gather, "_attend_causal", gather._attend_fused)
     # Off a GPU it keeps scores in the pool's dtype, so that its error is larger.
-    assert largest_error(MIXED, 16, 2, 3, 64, dtype) < 2 * BOUNDS[dtype]
+    assert largest_error(MIXED, 16, 2, 3, 64, dtype, window) < 2 * BOUNDS[dtype]

@@ -51,6 +51,7 @@ def paged_attention(
     batch: Batch,
     scale: float,
     path: Literal["metal", "gather"],
+    window: int | None = None,
 ) -> mx.array:
     """Causal attention of a flat batch over the K and V in its blocks.
 
@@ -62,48 +63,64 @@ def paged_attention(
         scale: factor of the scores.
         path: "metal" attends over the blocks where they lie; "gather" collects them with MLX
             operations.
+        window: how many tokens a token sees, itself included; all before it if None. Blocks
+            that lie before the window aren't read.
 
     Returns:
         [N, num_heads, head_dim]. What unwritten slots hold, NaN included, reaches no output.
     """
+    if window is not None and window >= batch.token_counts.max():
+        window = None
     num_decode = batch.num_decode_rows
     outputs = []
     if num_decode:
         decode = _metal_decode if path == "metal" else gather_decode_attention
-        outputs.append(decode(queries[:num_decode], key_pool, value_pool, batch, scale))
+        outputs.append(decode(queries[:num_decode], key_pool, value_pool, batch, scale, window))
     if num_decode < batch.num_tokens:
         new = queries[num_decode:]
         prefill = _metal_prefill if path == "metal" else gather_prefill_attention
-        outputs.append(prefill(new, key_pool, value_pool, batch, scale))
+        outputs.append(prefill(new, key_pool, value_pool, batch, scale, window))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
 def _metal_decode(
-    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
+    queries: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
+    batch: Batch,
+    scale: float,
+    window: int | None,
 ) -> mx.array:
-    num_rows = batch.num_decode_rows
+    tables, lens, longest = batch.decode_rows
     return paged_decode_attention(
         queries,
         key_pool,
         value_pool,
-        batch.block_tables[:num_rows],
-        batch.context_lens[:num_rows],
+        tables,
+        lens,
         scale=scale,
-        max_context_len=int(batch.token_counts[:num_rows].max()),
+        max_context_len=longest,
+        window=window,
     )
 
 
 def _metal_prefill(
-    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
+    queries: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
+    batch: Batch,
+    scale: float,
+    window: int | None,
 ) -> mx.array:
-    first = batch.num_decode_rows
+    tables, lens, longest = batch.prefill_rows
     return paged_prefill_attention(
         queries,
         key_pool,
         value_pool,
-        batch.block_tables[first:],
-        batch.context_lens[first:],
+        tables,
+        lens,
         batch.prefill_starts,
         scale=scale,
-        max_context_len=int(batch.token_counts[first:].max()),
+        max_context_len=longest,
+        window=window,
     )

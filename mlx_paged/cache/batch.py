@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlx_paged.cache.decode_groups import DecodeGroup, group_by_length
+from mlx_paged.cache.decode_groups import DecodeGroups
 
 IntArray = npt.NDArray[np.int32]
 
@@ -38,6 +38,20 @@ class Row(NamedTuple):
     block_table: Sequence[int]
     num_cached_tokens: int
     num_new_tokens: int
+
+
+class RowArrays(NamedTuple):
+    """Some of a batch's rows, as the kernels take them.
+
+    Attributes:
+        block_tables: [R, most blocks of a row] int32.
+        context_lens: tokens of each row once this pass has written its own, [R] int32.
+        max_context_len: the largest of them.
+    """
+
+    block_tables: mx.array
+    context_lens: mx.array
+    max_context_len: int
 
 
 @dataclass(frozen=True)
@@ -126,28 +140,45 @@ class Batch:
         return mx.array(self.row_starts)
 
     @cached_property
-    def decode_groups(self) -> list[DecodeGroup]:
-        """The rows with one new token, grouped for the gather path."""
-        counts = self.token_counts[: self.num_decode_rows]
-        return [
-            DecodeGroup(rows, self.tables, self.token_counts, self.block_size)
-            for rows in group_by_length(counts)
-        ]
+    def decode_rows(self) -> RowArrays:
+        """The rows with one new token."""
+        return self._row_arrays(slice(0, self.num_decode_rows))
 
     @cached_property
-    def decode_order(self) -> mx.array:
-        """Where each row with one new token stands among the groups, one after the other."""
-        return mx.argsort(mx.concatenate([group.rows for group in self.decode_groups]))
+    def prefill_rows(self) -> RowArrays:
+        """The rows with several new tokens."""
+        return self._row_arrays(slice(self.num_decode_rows, None))
 
-    def row_table(self, row: int) -> mx.array:
-        """The blocks of a row that hold tokens, as an array of its own, [blocks] int32."""
-        if row not in self._row_tables:
+    def _row_arrays(self, rows: slice) -> RowArrays:
+        longest = int(self.token_counts[rows].max())
+        return RowArrays(self.block_tables[rows], self.context_lens[rows], longest)
+
+    def decode_groups(self, window: int | None = None) -> DecodeGroups:
+        """The rows with one new token, grouped for the gather path, by what `window` shows."""
+        if window not in self._decode_groups:
+            num_rows = self.num_decode_rows
+            self._decode_groups[window] = DecodeGroups(
+                self.tables[:num_rows], self.token_counts[:num_rows], self.block_size, window
+            )
+        return self._decode_groups[window]
+
+    def row_table(self, row: int, first_token: int = 0) -> mx.array:
+        """The blocks of a row that hold its tokens from `first_token` on, [blocks] int32.
+
+        An array of its own.
+        """
+        first_block = first_token // self.block_size
+        if (row, first_block) not in self._row_tables:
             num_blocks = -(-int(self.token_counts[row]) // self.block_size)
-            self._row_tables[row] = mx.array(self.tables[row, :num_blocks])
-        return self._row_tables[row]
+            self._row_tables[row, first_block] = mx.array(self.tables[row, first_block:num_blocks])
+        return self._row_tables[row, first_block]
 
     @cached_property
-    def _row_tables(self) -> dict[int, mx.array]:
+    def _decode_groups(self) -> dict[int | None, DecodeGroups]:
+        return {}
+
+    @cached_property
+    def _row_tables(self) -> dict[tuple[int, int], mx.array]:
         return {}
 
     @cached_property

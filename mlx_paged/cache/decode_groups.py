@@ -29,6 +29,29 @@ def group_by_length(token_counts: npt.NDArray[np.int32]) -> list[npt.NDArray[np.
     return groups
 
 
+class DecodeGroups:
+    """All rows with one new token, in groups.
+
+    Attributes:
+        groups: one after the other.
+        order: where each row stands among the groups' rows, [R].
+    """
+
+    def __init__(
+        self,
+        tables: npt.NDArray[np.int32],
+        token_counts: npt.NDArray[np.int32],
+        block_size: int,
+        window: int | None = None,
+    ) -> None:
+        seen = token_counts if window is None else np.minimum(token_counts, window)
+        rows = group_by_length(seen)
+        self.groups = [
+            DecodeGroup(indices, tables, token_counts, block_size, window) for indices in rows
+        ]
+        self.order = mx.array(np.argsort(np.concatenate(rows)).astype(np.int32))
+
+
 class DecodeGroup:
     """Rows of one new token each, with their full blocks and their tails.
 
@@ -36,13 +59,15 @@ class DecodeGroup:
     with fewer full blocks than others list one of the group's full blocks again, whose
     scores are then masked: it is written throughout, so its zero weights make zeros.
 
+    With a window, the blocks before it are left out, and the tokens before it masked.
+
     Attributes:
         rows: indices into the batch, [R].
         num_full_blocks: most full blocks of a row, F.
         full_tables: their ids, [R, F].
         tail_blocks: ids of the last blocks, [R].
-        is_token: which of the F full blocks' and the tail's slots hold a token of the row,
-            [R, 1, 1, (F + 1) * block_size].
+        is_token: which of the F full blocks' and the tail's slots hold a token that the row
+            sees, [R, 1, 1, (F + 1) * block_size].
         is_tail_token: the same for the tail alone, [R, 1, block_size, 1].
     """
 
@@ -52,20 +77,27 @@ class DecodeGroup:
         tables: npt.NDArray[np.int32],
         token_counts: npt.NDArray[np.int32],
         block_size: int,
+        window: int | None = None,
     ) -> None:
         tables, token_counts = tables[rows], token_counts[rows]
-        num_full = (token_counts - 1) // block_size
+        first_token = np.maximum(token_counts - (window or token_counts), 0)
+        first_block, tail = first_token // block_size, (token_counts - 1) // block_size
+        num_full = tail - first_block
         self.num_full_blocks = int(num_full.max())
         is_full = np.arange(self.num_full_blocks) < num_full[:, None]
-        full_tables = tables[:, : self.num_full_blocks]
+        columns = first_block[:, None] + np.arange(self.num_full_blocks)
+        full_tables = np.take_along_axis(tables, np.minimum(columns, tail[:, None]), 1)
         if not is_full.all():
             full_tables = np.where(is_full, full_tables, full_tables[is_full][0])
-        in_tail = np.arange(block_size) < (token_counts - num_full * block_size)[:, None]
+        slots = np.arange(block_size)
+        in_tail = slots < (token_counts - tail * block_size)[:, None]
+        in_tail &= slots >= (first_token - tail * block_size)[:, None]
         is_token = np.concatenate([np.repeat(is_full, block_size, axis=1), in_tail], axis=1)
+        is_token[:, :block_size] &= slots >= (first_token % block_size)[:, None]
 
         self.rows = mx.array(rows.astype(np.int32))
         self.full_tables = mx.array(full_tables)
-        self.tail_blocks = mx.array(np.take_along_axis(tables, num_full[:, None], 1)[:, 0])
+        self.tail_blocks = mx.array(np.take_along_axis(tables, tail[:, None], 1)[:, 0])
         self.is_token = mx.array(is_token[:, None, None, :])
         self.is_tail_token = mx.array(in_tail[:, None, :, None])
         self._pairs = cache(self._make_pairs)

@@ -29,22 +29,30 @@ SHORT_ROW_TOKENS = 128
 
 
 def gather_decode_attention(
-    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
+    queries: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
+    batch: Batch,
+    scale: float,
+    window: int | None = None,
 ) -> mx.array:
     """Attention of the rows with one new token, [R, num_heads, head_dim].
 
     Rows are taken in groups of similar length, so that a short one is never padded to the
-    longest of the batch.
+    longest of the batch. With a window, that is the length of what it shows.
     """
-    if batch.num_decode_rows == 1 and batch.token_counts[0] <= SHORT_ROW_TOKENS:
-        return _attend_row(queries, key_pool, value_pool, batch, 0, scale)
-    groups = batch.decode_groups
-    if len(groups) == 1:
-        return _attend_group(queries, key_pool, value_pool, groups[0], scale)
+    if batch.num_decode_rows == 1:
+        num_seen = int(batch.token_counts[0])
+        if min(num_seen, window or num_seen) <= SHORT_ROW_TOKENS:
+            return _attend_row(queries, key_pool, value_pool, batch, 0, scale, window)
+    decode = batch.decode_groups(window)
+    if len(decode.groups) == 1:
+        return _attend_group(queries, key_pool, value_pool, decode.groups[0], scale)
     outputs = [
-        _attend_group(queries[group.rows], key_pool, value_pool, group, scale) for group in groups
+        _attend_group(queries[group.rows], key_pool, value_pool, group, scale)
+        for group in decode.groups
     ]
-    return mx.concatenate(outputs)[batch.decode_order]
+    return mx.concatenate(outputs)[decode.order]
 
 
 def _attend_group(
@@ -124,19 +132,24 @@ def _collect(pool: PoolArray, tables: mx.array) -> mx.array:
 
 
 def gather_prefill_attention(
-    queries: mx.array, key_pool: PoolArray, value_pool: PoolArray, batch: Batch, scale: float
+    queries: mx.array,
+    key_pool: PoolArray,
+    value_pool: PoolArray,
+    batch: Batch,
+    scale: float,
+    window: int | None = None,
 ) -> mx.array:
     """Causal attention of the rows with several new tokens, [tokens, num_heads, head_dim].
 
     Rows are taken one by one and in tiles of queries, so that neither the score matrix nor
-    anything above the diagonal's tiles is ever built.
+    anything above the diagonal's tiles, or before the windows', is ever built.
     """
     first = int(batch.row_starts[batch.num_decode_rows])
     outputs = []
     for row in range(batch.num_decode_rows, len(batch.num_new)):
         start, stop = batch.row_starts[row : row + 2] - first
         new = queries[int(start) : int(stop)]
-        outputs.append(_attend_row(new, key_pool, value_pool, batch, row, scale))
+        outputs.append(_attend_row(new, key_pool, value_pool, batch, row, scale, window))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
@@ -147,30 +160,46 @@ def _attend_row(
     batch: Batch,
     row: int,
     scale: float,
+    window: int | None,
 ) -> mx.array:
-    """Causal attention of one row's new tokens, over copies of its keys and values."""
-    table, num_tokens = batch.row_table(row), int(batch.token_counts[row])
-    keys = _collect(key_pool, table)[:, :num_tokens]
-    values = _collect(value_pool, table)[:, :num_tokens]
+    """Causal attention of one row's new tokens, over copies of the keys and values they see."""
+    num_tokens = int(batch.token_counts[row])
+    first = _first_seen(num_tokens - len(queries), window)
+    table = batch.row_table(row, first)
+    seen = slice(
+        first % batch.block_size, num_tokens - first // batch.block_size * batch.block_size
+    )
+    keys = _collect(key_pool, table)[:, seen]
+    values = _collect(value_pool, table)[:, seen]
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     if on_cpu and (len(queries) > 1 or queries.dtype != mx.float32):
-        return _attend_causal(queries, keys, values, scale)
-    return _attend_fused(queries, keys, values, scale)
+        return _attend_causal(queries, keys, values, scale, window)
+    return _attend_fused(queries, keys, values, scale, window)
 
 
-def _attend_fused(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+def _first_seen(position: int, window: int | None) -> int:
+    """Position of the first token that the token at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _attend_fused(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, window: int | None
+) -> mx.array:
     """The same as `_attend_causal`, by MLX's own function, which keeps to tiles on GPUs."""
+    num_new, num_keys = len(queries), keys.shape[1]
+    mask: mx.array | str | None = None
+    if num_new > 1:
+        is_whole = window is None or num_keys <= window
+        mask = "causal" if is_whole else _is_seen(num_new, num_keys, window)
     output = mx.fast.scaled_dot_product_attention(
-        queries.swapaxes(0, 1)[None],
-        keys[None],
-        values[None],
-        scale=scale,
-        mask="causal" if len(queries) > 1 else None,
+        queries.swapaxes(0, 1)[None], keys[None], values[None], scale=scale, mask=mask
     )
     return output[0].swapaxes(0, 1)
 
 
-def _attend_causal(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+def _attend_causal(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, window: int | None
+) -> mx.array:
     """Attention of the last tokens of one sequence, [tokens, num_heads, head_dim]."""
     keys, values = keys.astype(mx.float32), values.astype(mx.float32)
     num_new, num_heads, _ = queries.shape
@@ -180,27 +209,37 @@ def _attend_causal(queries: mx.array, keys: mx.array, values: mx.array, scale: f
     tiles = []
     for start in range(0, num_new, size):
         tile = queries[start : start + size]
-        stop = num_cached + start + tile.shape[0]
-        tiles.append(_attend_tile(tile, keys[:, :stop], values[:, :stop], scale))
+        position = num_cached + start
+        seen = slice(_first_seen(position, window), position + tile.shape[0])
+        tiles.append(_attend_tile(tile, keys[:, seen], values[:, seen], scale, window))
     return tiles[0] if len(tiles) == 1 else mx.concatenate(tiles)
 
 
-def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """Attention of queries whose last one sees all keys, and each before it one key less."""
+def _attend_tile(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, window: int | None
+) -> mx.array:
+    """Attention of queries whose last one sees up to the last key, each before it one key less."""
     num_queries, _, head_dim = queries.shape
     num_kv_heads, num_keys, _ = keys.shape
     scaled = queries.astype(mx.float32) * (scale * LOG2_E)
     by_head = scaled.reshape(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
     rows = by_head.reshape(num_kv_heads, -1, head_dim)
     scores = (rows @ keys.swapaxes(-1, -2)).reshape(num_kv_heads, -1, num_queries, num_keys)
-    last_seen = mx.arange(num_keys - num_queries, num_keys)[:, None]
     # Adding is enough here: every key up to num_keys is written.
     weights, total = _softmax_terms(
-        scores + mx.where(mx.arange(num_keys) <= last_seen, 0.0, -mx.inf)
+        scores + mx.where(_is_seen(num_queries, num_keys, window), 0.0, -mx.inf)
     )
     output = weights.reshape(num_kv_heads, -1, num_keys) @ values
     output = output.reshape(num_kv_heads, -1, num_queries, head_dim) / total
     return output.transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
+
+
+def _is_seen(num_queries: int, num_keys: int, window: int | None) -> mx.array:
+    """Which keys each of the last `num_queries` tokens sees, [num_queries, num_keys]."""
+    positions, keys = mx.arange(num_keys - num_queries, num_keys)[:, None], mx.arange(num_keys)
+    if window is None:
+        return keys <= positions
+    return (keys <= positions) & (keys > positions - window)
 
 
 def _softmax_terms(scores: mx.array) -> tuple[mx.array, mx.array]:

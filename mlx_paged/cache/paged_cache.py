@@ -29,7 +29,13 @@ class PagedCache:
         return self.batch.positions
 
     def attend(
-        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, scale: float
+        self,
+        layer: int,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        window: int | None = None,
     ) -> mx.array:
         """Store the new keys and values, then attend over all that the sequences hold.
 
@@ -38,11 +44,12 @@ class PagedCache:
             queries: [N, num_heads, head_dim].
             keys, values: of the new tokens, [N, num_kv_heads, head_dim].
             scale: factor of the scores.
+            window: how many tokens a token sees, itself included; all before it if None. What
+                is before a window stays in the pool, for prefixes that others share.
 
         Returns:
             [N, num_heads, head_dim]. Each token sees its sequence up to itself.
         """
         self.pool.write(layer, keys, values, self.batch.slot_mapping)
-        return paged_attention(
-            queries, self.pool.keys[layer], self.pool.values[layer], self.batch, scale, self.path
-        )
+        pools = self.pool.keys[layer], self.pool.values[layer]
+        return paged_attention(queries, *pools, self.batch, scale, self.path, window)
