@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -277,10 +278,9 @@ def _take(chunk: Any, answer: Answer) -> str:
 
 def _import_openai() -> Any:
     try:
-        import openai
+        return import_module("openai")
     except ImportError as error:
         raise UsageError(f"--url needs the package openai: {INSTALL}") from error
-    return openai
 
 
 def _base_url(url: str) -> str:
