@@ -1,0 +1,249 @@
+"""The prompts of one HTTP request on their way through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from mlx_paged.engine.params import SamplingParams
+from mlx_paged.engine.text import TextStream
+from mlx_paged.server.api.answer import Answer
+from mlx_paged.server.api.context import Context
+from mlx_paged.server.api.errors import ENGINE_ERRORS, ApiError, from_engine, invalid, unavailable
+from mlx_paged.server.messages import Token
+
+if TYPE_CHECKING:
+    from mlx_paged.server.token_stream import TokenStream
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the engine is asked for, with what this side does to the answers.
+
+    Attributes:
+        request_id: the response's; with several prompts, the engine's ids end in -0, -1, ...
+        params: of every prompt.
+        num_top_logprobs: log-probabilities to report for each token, besides its own.
+    """
+
+    request_id: str
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    stop: Sequence[str] = ()
+    num_top_logprobs: int = 0
+    priority: int = 0
+    salt: str = ""
+
+
+class Generation:
+    """Runs an order. Leaving `steps` early ends what still runs.
+
+    Attributes:
+        answers: for each prompt, one for each sample.
+    """
+
+    def __init__(self, context: Context, order: Order) -> None:
+        self.context, self.order = context, order
+        self.answers = [
+            [self._answer(index) for index in range(order.params.num_samples)]
+            for _ in order.prompts
+        ]
+        self._streams: list[TokenStream] = []
+        self._began = time.perf_counter()
+        self._num_cached_tokens = [0] * len(order.prompts)
+        self._last_token: dict[tuple[int, int], float] = {}
+
+    async def steps(self) -> AsyncGenerator[list[tuple[int, Answer]], None]:
+        """Answers that have got something new, each with its prompt's index.
+
+        Raises:
+            ApiError: the engine can't or won't go on, or the request's time is over.
+        """
+        timeout = self.context.settings.request_timeout
+        deadline = None if timeout is None else anyio.current_time() + timeout
+        self._check_lengths()
+        try:
+            async with AsyncExitStack() as stack:
+                self._streams = self._open(stack)
+                merged = await stack.enter_async_context(
+                    contextlib.aclosing(_merged(self._streams))
+                )
+                while (item := await _next(merged, deadline, timeout)) is not None:
+                    if touched := self._add(*item):
+                        yield touched
+            self._check_ended()
+        except ENGINE_ERRORS as error:
+            raise from_engine(error) from error
+        self.context.metrics.request_seconds.observe(time.perf_counter() - self._began)
+
+    async def run(self) -> None:
+        """Wait for the end of all answers."""
+        async with contextlib.aclosing(self.steps()) as steps:
+            async for _ in steps:
+                pass
+
+    def end_sample(self, prompt_index: int, answer: Answer, reason: str = "stop") -> None:
+        """An answer that has enough, for a reason that its text alone doesn't show."""
+        answer.finish(reason)
+        self._streams[prompt_index].stop_sample(answer.index)
+        self.context.metrics.finished.labels(reason).inc()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.order.prompts))
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompts that the prefix cache held."""
+        return sum(self._num_cached_tokens)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(answer.num_tokens for answers in self.answers for answer in answers)
+
+    def _answer(self, index: int) -> Answer:
+        tokenizer, vocabulary = self.context.tokenizer, self.context.vocabulary
+        text = TextStream(
+            tokenizer.detokenizer, self.order.stop, first_token_id=vocabulary.first_token_id
+        )
+        return Answer(index, text, self.order.params.min_tokens, self.order.num_top_logprobs)
+
+    def _check_lengths(self) -> None:
+        info = self.context.client.info
+        if info is None:
+            return
+        room = min(info.max_model_len - 1, info.num_blocks * info.block_size)
+        for token_ids in self.order.prompts:
+            if len(token_ids) > room:
+                raise invalid(
+                    f"The prompt has {len(token_ids)} tokens, more than the {room} for which the "
+                    "model and its pool have room; shorten it.",
+                    code="context_length_exceeded",
+                )
+            if max(token_ids) >= info.vocab_size:
+                raise invalid(
+                    f"The prompt holds token {max(token_ids)}; the model's tokens are from 0 to "
+                    f"{info.vocab_size - 1}."
+                )
+
+    def _open(self, stack: AsyncExitStack) -> list[TokenStream]:
+        """All prompts, or none."""
+        order, client = self.order, self.context.client
+        streams = stack.enter_context(ExitStack())
+        opened = []
+        for index, token_ids in enumerate(order.prompts):
+            suffix = f"-{index}" if len(order.prompts) > 1 else ""
+            stream = client.open(
+                order.request_id + suffix,
+                token_ids,
+                order.params,
+                priority=order.priority,
+                salt=order.salt,
+            )
+            opened.append(streams.enter_context(stream))
+        self.context.metrics.prompt_tokens.inc(self.num_prompt_tokens)
+        return opened
+
+    def _add(self, prompt_index: int, tokens: list[Token]) -> list[tuple[int, Answer]]:
+        self._num_cached_tokens[prompt_index] = tokens[0].num_cached_tokens
+        touched: dict[int, Answer] = {}
+        num_new: dict[int, int] = {}
+        for token in tokens:
+            answer = self.answers[prompt_index][token.index]
+            if answer.finish_reason is not None:
+                continue
+            if answer.add(token):
+                self._streams[prompt_index].stop_sample(token.index)
+            if answer.finish_reason is not None:
+                self.context.metrics.finished.labels(answer.finish_reason).inc()
+            _check_sound(answer)
+            touched[token.index] = answer
+            num_new[token.index] = num_new.get(token.index, 0) + 1
+        self._observe(prompt_index, num_new)
+        return [(prompt_index, answer) for answer in touched.values()]
+
+    def _observe(self, prompt_index: int, num_new: dict[int, int]) -> None:
+        now, metrics = time.perf_counter(), self.context.metrics
+        for index, num_tokens in num_new.items():
+            metrics.generation_tokens.inc(num_tokens)
+            last = self._last_token.get((prompt_index, index))
+            if last is not None:
+                for _ in range(num_tokens):
+                    metrics.token_seconds.observe((now - last) / num_tokens)
+            elif all(prompt != prompt_index for prompt, _ in self._last_token):
+                metrics.first_token_seconds.observe(now - self._began)
+            self._last_token[prompt_index, index] = now
+
+    def _check_ended(self) -> None:
+        for answers in self.answers:
+            if any(answer.finish_reason is None for answer in answers):
+                raise ApiError(500, "The engine left an answer without an end.")
+
+
+def _check_sound(answer: Answer) -> None:
+    if answer.finish_reason == "error":
+        raise ApiError(
+            500,
+            "The model's output was not a number; the answer can't go on.",
+            code="invalid_logits",
+        )
+    if answer.finish_reason == "abort":
+        raise unavailable("The engine dropped the request.")
+
+
+async def _next(
+    merged: AsyncIterator[tuple[int, list[Token]]], deadline: float | None, timeout: float | None
+) -> tuple[int, list[Token]] | None:
+    """The next tokens; None at the end."""
+    try:
+        if deadline is None:
+            return await anext(merged, None)
+        with anyio.fail_after(max(0.0, deadline - anyio.current_time())):
+            return await anext(merged, None)
+    except TimeoutError as error:
+        raise ApiError(
+            504, f"The answer was not complete within {timeout:g} s.", code="timeout"
+        ) from error
+
+
+async def _merged(streams: Sequence[TokenStream]) -> AsyncGenerator[tuple[int, list[Token]], None]:
+    """Tokens of several streams as they come, each with its stream's index."""
+    if len(streams) == 1:
+        async for tokens in streams[0]:
+            yield 0, tokens
+        return
+    queue: asyncio.Queue[tuple[int, list[Token]] | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pump(
+    index: int,
+    stream: TokenStream,
+    queue: asyncio.Queue[tuple[int, list[Token]] | Exception | None],
+) -> None:
+    try:
+        async for tokens in stream:
+            queue.put_nowait((index, tokens))
+        queue.put_nowait(None)
+    except Exception as error:
+        queue.put_nowait(error)

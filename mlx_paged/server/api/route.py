@@ -1,0 +1,80 @@
+"""How routes read JSON, and what they may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from mlx_paged.server.api.errors import ApiError, ErrorBody, invalid
+
+# Parsing takes about a millisecond for this many bytes.
+LONG = 2**18
+
+_ERRORS = {
+    400: "The request can't be served as it is.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model or route.",
+    405: "The route doesn't know this method.",
+    413: "The body is too large.",
+    415: "The body is not sent as application/json.",
+    500: "The server or the model failed.",
+    503: "The engine is busy or not running; Retry-After says when to come back.",
+    504: "The answer took too long.",
+}
+ErrorResponses = dict[int | str, dict[str, Any]]
+
+
+def error_responses(*statuses: int) -> ErrorResponses:
+    """These statuses in the OpenAPI document."""
+    return {status: {"model": ErrorBody, "description": _ERRORS[status]} for status in statuses}
+
+
+GENERATES: ErrorResponses = {
+    200: {
+        "description": "The answer; with `stream`, chunks of it as server-sent events, and "
+        "`[DONE]` as the last.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    **error_responses(400, 401, 404, 413, 415, 500, 503, 504),
+}
+
+
+class JsonRequest(Request):
+    """Reads its body as strict JSON: valid UTF-8, finite numbers, nested 200 deep at most."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            if len(body) > LONG:
+                return await run_in_threadpool(from_json, body, allow_inf_nan=False)
+            return from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise invalid(f"The body is not valid JSON: {error}.") from error
+
+
+class JsonRoute(APIRoute):
+    """A route that takes JSON alone.
+
+    Browsers send it across origins only if the server allows them to, unlike text or forms.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise ApiError(
+                    415,
+                    "Send the body as JSON, with the header Content-Type: application/json"
+                    + (f", not {kind}." if kind else "."),
+                )
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json

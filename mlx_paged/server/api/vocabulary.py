@@ -1,0 +1,42 @@
+"""The text of single tokens."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Any
+
+
+class Vocabulary:
+    """What single tokens are as bytes. A token may hold a part of a character.
+
+    Args:
+        tokenizer: mlx-lm's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+
+    @cached_property
+    def first_token_id(self) -> int | None:
+        """What to put before an answer's tokens, so that their first space is kept."""
+        token_ids = self._tokenizer.encode("a", add_special_tokens=False)
+        return int(token_ids[-1]) if token_ids else None
+
+    @cached_property
+    def _llguidance(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        try:
+            return from_tokenizer(self._tokenizer._tokenizer, slices=[])
+        except ValueError:  # not a fast tokenizer
+            return None
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        if self._llguidance is None or token_id >= self._llguidance.vocab_size:
+            return str(self._tokenizer.decode([token_id])).encode()
+        return bytes(self._llguidance.decode_bytes([token_id]))
+
+    def token_text(self, token_id: int) -> str:
+        """The token as text, with a replacement character where it holds no whole character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
