@@ -144,3 +144,14 @@ def test_a_bias_on_a_token_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match=r"token 99999.*ends at 259"):
         engine.add_request("a", [1], SamplingParams(logit_bias={99999: 1.0}))
     assert not engine.has_work()
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1])
+@pytest.mark.parametrize("num_prompt_tokens", [20, 21])
+def test_a_prompt_that_fills_the_context_is_refused(num_prompt_tokens, max_tokens):
+    engine = make_engine(max_model_len=20)
+    params = SamplingParams(max_tokens=max_tokens)
+    with pytest.raises(ValueError, match="context of 20"):
+        engine.add_request("a", [1] * num_prompt_tokens, params)
+    engine.add_request("b", [1] * 19, params)
+    assert len(finish(engine)["b"].outputs[0].token_ids) == 1

@@ -16,6 +16,7 @@ from mlx_paged.blocks.radix import RadixIndex
 from mlx_paged.cache import KVPool
 from mlx_paged.engine.answers import Answers
 from mlx_paged.engine.grammar import GrammarCompiler
+from mlx_paged.engine.limits import Limits
 from mlx_paged.engine.model_runner import ModelRunner, Step
 from mlx_paged.engine.options import EngineOptions
 from mlx_paged.engine.outputs import TokenOutput
@@ -74,6 +75,9 @@ class Engine:
             preemption=options.preemption,
             ageing_steps=options.ageing_steps,
         )
+        self.limits = Limits(
+            self.vocab_size, self.max_model_len, self.pool.num_blocks * self.pool.block_size
+        )
         self.runner = ModelRunner(model, self.pool, options.attention)
         self.answers = Answers(self.scheduler, tokenizer if texts else None)
         self.requests: dict[str, Request] = {}
@@ -111,8 +115,7 @@ class Engine:
             raise ValueError(f"a request {request_id!r} is running or waiting already")
         if params.stop and self.answers.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the engine has none")
-        self._check_bias(params)
-        self._check_tokens(prompt_token_ids)
+        self.limits.check(prompt_token_ids, params)
         end_token_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
             end_token_ids |= self.eos_token_ids
@@ -120,7 +123,7 @@ class Engine:
             request_id,
             list(prompt_token_ids),
             params,
-            self._max_tokens(len(prompt_token_ids), params),
+            self.limits.max_tokens(len(prompt_token_ids), params),
             priority,
             frozenset(end_token_ids),
             salt,
@@ -279,42 +282,12 @@ class Engine:
                 left = max(0, left - block_size)
         return sum(held.values())
 
-    def _check_tokens(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise ValueError("a prompt needs at least one token")
-        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
-            raise ValueError(
-                f"prompt tokens must be from 0 to {self.vocab_size - 1}, the model's vocabulary; "
-                f"these are from {min(token_ids)} to {max(token_ids)}"
-            )
-
-    def _check_bias(self, params: SamplingParams) -> None:
-        most = max(params.logit_bias, default=0)
-        if most >= self.vocab_size:
-            raise ValueError(
-                f"logit_bias has token {most}, and the model's vocabulary ends at "
-                f"{self.vocab_size - 1}"
-            )
-
     def _grammar_compiler(self) -> GrammarCompiler:
         if self._grammars is None:
             if self.tokenizer is None:
                 raise ValueError("a grammar needs a tokenizer, and the engine has none")
             self._grammars = GrammarCompiler(self.tokenizer, self.vocab_size)
         return self._grammars
-
-    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """The most tokens of an answer, with what context and pool leave for an open end."""
-        if params.max_tokens is None:
-            pool = self.pool.num_blocks * self.pool.block_size + 1
-            return max(1, min(self.max_model_len, pool) - num_prompt_tokens)
-        if num_prompt_tokens + params.max_tokens > self.max_model_len:
-            raise ValueError(
-                f"{num_prompt_tokens} prompt tokens and up to {params.max_tokens} new ones are "
-                f"more than the model's context of {self.max_model_len}; lower max_tokens or "
-                "shorten the prompt"
-            )
-        return params.max_tokens
 
 
 def _make_prefix_cache(pool: KVPool, options: EngineOptions, name: str) -> PrefixCache | None:
