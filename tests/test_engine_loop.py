@@ -138,6 +138,15 @@ def test_one_sample_ends_and_the_other_goes_on():
     assert len(loop.tokens("a", 0)) < 20 == len(loop.tokens("a", 1))
 
 
+def test_samples_that_end_in_one_step_are_all_told():
+    loop = Loop()
+    loop.receive(Add("a", [1, 2], SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True)))
+    loop.run()
+    for index in range(3):
+        reasons = [token.finish_reason for token in loop.tokens("a", index)]
+        assert reasons == [None, None, None, "length"]
+
+
 def test_a_failed_step_costs_only_what_ran(monkeypatch):
     loop = Loop(max_num_seqs=1)
     prompts = make_prompts(2)

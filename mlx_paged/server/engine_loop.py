@@ -118,18 +118,25 @@ class EngineLoop:
                 self._send(Failed(request_id, f"the engine met an error: {error}"))
             return
         if outputs:
-            self._send(Tokens([self._token(output) for output in outputs]))
+            self._send(Tokens(self._tokens(outputs)))
 
-    def _token(self, output: TokenOutput) -> Token:
-        request = output.request_output or self.engine.requests[output.request_id]
-        return Token(
-            output.request_id,
-            output.index,
-            output.token_id,
-            None if output.logprobs is None else _in_order(output.token_id, output.logprobs),
-            output.finish_reason,
-            request.metrics.num_cached_tokens,
-        )
+    def _tokens(self, outputs: list[TokenOutput]) -> list[Token]:
+        finished = {o.request_id: o.request_output for o in outputs if o.request_output}
+        tokens = []
+        for output in outputs:
+            request_id, logprobs = output.request_id, output.logprobs
+            request = finished.get(request_id) or self.engine.requests[request_id]
+            tokens.append(
+                Token(
+                    request_id,
+                    output.index,
+                    output.token_id,
+                    None if logprobs is None else _in_order(output.token_id, logprobs),
+                    output.finish_reason,
+                    request.metrics.num_cached_tokens,
+                )
+            )
+        return tokens
 
 
 def _in_order(token_id: int, logprobs: dict[int, Logprob]) -> list[tuple[int, float]]:

@@ -71,16 +71,18 @@ class Channel:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which tells us
+    logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
     channel = Channel(sys.argv[1])
     try:
         return _run(channel)
     except EOFError:
         return 1
     except Exception as error:
-        if not isinstance(error, ValueError):  # a ValueError says what the user has to change
-            logging.basicConfig(format="%(levelname)s: %(message)s")
+        if isinstance(error, ValueError):  # it says what the user has to change
+            channel.send(Died(str(error)))
+        else:
             log.exception("the engine ends")
-        channel.send(Died(str(error) or type(error).__name__))
+            channel.send(Died(f"the engine met {type(error).__name__}: {error}"))
         return 1
     finally:
         channel.close()
