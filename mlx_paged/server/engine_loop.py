@@ -108,6 +108,9 @@ class EngineLoop:
             )
         except ValueError as error:
             self._send(Refused(message.request_id, str(error)))
+        except Exception as error:
+            log.exception("a request was not taken")
+            self._send(Failed(message.request_id, f"the engine met an error: {error}"))
 
     def _step(self) -> None:
         try:
