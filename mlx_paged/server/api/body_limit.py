@@ -7,6 +7,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_paged.server.api.errors import ApiError
 
+# Of what is too much, so much is read and thrown away: a client that still writes when the
+# connection is closed doesn't get to see the answer.
+DRAINED_NBYTES = 64 * 2**20
+
 
 class BodyLimit:
     """Refuses bodies above a number of bytes, announced or in chunks."""
@@ -20,6 +24,7 @@ class BodyLimit:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self.max_nbytes:
+            await _drain(receive)
             await self._too_large().response()(scope, receive, send)
             return
         num_received = 0
@@ -30,6 +35,8 @@ class BodyLimit:
             if message["type"] == "http.request":
                 num_received += len(message.get("body", b""))
                 if num_received > self.max_nbytes:
+                    if message.get("more_body"):
+                        await _drain(receive)
                     raise self._too_large()
             return message
 
@@ -40,5 +47,13 @@ class BodyLimit:
             413,
             f"The body has more than the {self.max_nbytes} bytes that this server takes.",
             code="request_too_large",
-            headers={"Connection": "close"},
         )
+
+
+async def _drain(receive: Receive) -> None:
+    num_drained = 0
+    while num_drained < DRAINED_NBYTES:
+        message = await receive()
+        num_drained += len(message.get("body", b""))
+        if not message.get("more_body"):
+            return

@@ -147,12 +147,17 @@ async def _answer(context: Context, body: ChatRequest) -> Response:
                 more, more_calls = chat.take(answer)
                 parts[answer.index] = (content + more, calls + more_calls)
     choices = [_choice(chat, answer, *parts[answer.index]) for answer in chat.generation.answers[0]]
-    completion = ChatCompletion(**chat.reply.head(), choices=choices, usage=chat.reply.usage())
-    return chat.reply.response(completion)
+    reply = chat.reply
+    completion = ChatCompletion(
+        **reply.head(), object="chat.completion", choices=choices, usage=reply.usage()
+    )
+    return reply.response(completion)
 
 
 def _choice(chat: Chat, answer: Answer, content: str, calls: list[ToolCallMade]) -> ChatChoice:
-    message = ChatMessage(content=content or (None if calls else ""), tool_calls=calls or None)
+    fields = {"tool_calls": calls} if calls else {}
+    text = content or (None if calls else "")
+    message = ChatMessage(role="assistant", content=text, refusal=None, **fields)
     return ChatChoice(
         index=answer.index,
         message=message,

@@ -129,7 +129,10 @@ async def _answer(context: Context, body: CompletionRequest) -> Response:
         for rank, answer in enumerate(completion.chosen(answers))
     ]
     reply = completion.reply
-    return reply.response(Completion(**reply.head(), choices=choices, usage=reply.usage()))
+    whole = Completion(
+        **reply.head(), object="text_completion", choices=choices, usage=reply.usage()
+    )
+    return reply.response(whole)
 
 
 async def _stream(context: Context, body: CompletionRequest) -> AsyncGenerator[Completion, None]:

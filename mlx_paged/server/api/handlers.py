@@ -71,6 +71,8 @@ def _location(path: Sequence[Any]) -> str:
     """Such as messages[0].content, without the tags by which pydantic tells models apart."""
     text, path = "", path[1:]
     for i, step in enumerate(path):
+        if step == "[key]":
+            break
         if isinstance(step, int):
             text += f"[{step}]"
         elif not _is_tag(path, i):

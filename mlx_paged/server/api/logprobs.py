@@ -29,6 +29,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> C
         )
 
     return ChatLogprobs(
+        refusal=None,
         content=[
             TokenLogprob(
                 **shown(entry.token_id, entry.logprob).model_dump(),

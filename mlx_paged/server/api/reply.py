@@ -46,7 +46,8 @@ class Reply:
 
     @staticmethod
     def response(body: BaseModel) -> Response:
-        return Response(body.model_dump_json(), media_type="application/json")
+        """As JSON, with the fields that were given, nulls included."""
+        return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 def new_id(kind: str) -> str:

@@ -49,7 +49,11 @@ class JsonRequest(Request):
     """Reads its body as strict JSON: valid UTF-8, finite numbers, nested 200 deep at most."""
 
     async def json(self) -> Any:
-        body = await self.body()
+        if not hasattr(self, "_read"):
+            self._read = await self._parse(await self.body())
+        return self._read
+
+    async def _parse(self, body: bytes) -> Any:
         try:
             if len(body) > LONG:
                 return await run_in_threadpool(from_json, body, allow_inf_nan=False)
@@ -75,6 +79,9 @@ class JsonRoute(APIRoute):
                     "Send the body as JSON, with the header Content-Type: application/json"
                     + (f", not {kind}." if kind else "."),
                 )
-            return await handle(JsonRequest(request.scope, request.receive))
+            json_request = JsonRequest(request.scope, request.receive)
+            if await json_request.body():
+                await json_request.json()  # FastAPI would hide what is wrong with it
+            return await handle(json_request)
 
         return handle_json

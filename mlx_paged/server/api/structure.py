@@ -62,8 +62,14 @@ async def grammar_of(request: ChatRequest, tokenizer: Any) -> str | None:
         return None
     grammar = str(LLMatcher.grammar_from_lark(lark))
     if problem := await run_in_threadpool(LLMatcher.validate_grammar, grammar):
-        raise invalid(f"The schema can't be enforced: {printable(problem, 300)}", param)
+        raise invalid(f"The schema can't be enforced: {_first_line(problem)}", param)
     return grammar
+
+
+def _first_line(problem: str) -> str:
+    """The problem itself, without the place in a text that the client hasn't seen."""
+    line = problem.strip().partition("\n")[0]
+    return printable(line.rpartition("failed to compile JSON schema: ")[2], 300)
 
 
 def _schema_of(request: ChatRequest) -> dict[str, Any] | None:

@@ -144,6 +144,7 @@ def _call(call: Any) -> ToolCallMade | None:
     call_id = call.get("id")
     return ToolCallMade(
         id=call_id if isinstance(call_id, str) else f"call_{uuid.uuid4().hex[:24]}",
+        type="function",
         function=FunctionCall(name=name, arguments=arguments),
     )
 
