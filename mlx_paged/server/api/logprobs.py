@@ -36,7 +36,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> C
                 top_logprobs=[shown(*pair) for pair in entry.top],
             )
             for entry in entries
-        ]
+        ],
     )
 
 

@@ -38,5 +38,9 @@ class Vocabulary:
         return bytes(self._llguidance.decode_bytes([token_id]))
 
     def token_text(self, token_id: int) -> str:
-        """The token as text, with a replacement character where it holds no whole character."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        """The token as text; one that holds no whole characters as bytes:\\x.."""
+        token_bytes = self.token_bytes(token_id)
+        try:
+            return token_bytes.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
