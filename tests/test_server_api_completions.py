@@ -177,7 +177,8 @@ def test_a_stop_string_ends_an_answer_wherever_tokens_end(
         stops = [stop] if isinstance(stop, str) else stop
         length = min(whole.find(s) + len(s) for s in stops if s in whole)
         assert answer["usage"]["completion_tokens"] == length
-        assert client.last.dropped == ([0] if tokens_per_step < 3 else [])
+        ended_first = client.last.num_sent > len(whole)
+        assert client.last.dropped == ([] if ended_first else [0])
 
 
 def test_a_stop_string_ends_one_sample_and_not_the_others(client, complete):
