@@ -77,6 +77,7 @@ class FakeClient:
 
     Attributes:
         reply: may also give (text, exception): the exception comes after the text.
+        first_token_seconds: until the first token.
         step_seconds: between two tokens.
         tokens_per_step: that reach the reader together.
         refuse: an exception that `open` raises.
@@ -95,7 +96,7 @@ class FakeClient:
     def reset(self):
         self.not_ready = None
         self.reply = lambda prompt, index: "Hello!"
-        self.step_seconds = 0.0
+        self.first_token_seconds = self.step_seconds = 0.0
         self.tokens_per_step = 1
         self.refuse = None
         self.finish = "stop"
@@ -129,6 +130,7 @@ class FakeClient:
 
     async def _feed(self, opened, stream):
         answers = [self.reply(opened.prompt, i) for i in range(opened.params.num_samples)]
+        await asyncio.sleep(self.first_token_seconds)
         steps = [self._tokens(opened, i, answer) for i, answer in enumerate(answers)]
         for step in range(max(map(len, steps))):
             if opened.is_closed:
