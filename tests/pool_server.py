@@ -1,201 +1,238 @@
-"""The pool page over a real engine with a tiny model, in this process, at a pace one can watch."""
+"""The whole server around a simulated engine, at a pace that one can watch.
+
+The engine's scheduler, blocks and prefix cache are the real ones, its model is made of integers,
+and what it says is scripted.
+"""
 
 import asyncio
 import contextlib
-import json
+import socket
 import threading
-from dataclasses import dataclass
+from collections import deque
+from types import SimpleNamespace
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
-from tiny_engine import make_engine
-from tiny_models import VOCAB_SIZE
+from fake_client import make_app, tokens_of
+from simulated_engine import SimulatedEngine
 
-from mlx_paged.engine.params import SamplingParams
-from mlx_paged.server import page
+from mlx_paged.engine.request import Request
+from mlx_paged.engine.stats import Counts, EngineStats
 from mlx_paged.server.engine_client import LatestView
-from mlx_paged.server.messages import PoolView, Ready
+from mlx_paged.server.messages import PoolView, Ready, Token
 from mlx_paged.server.pool_view import pool_view
+from mlx_paged.server.token_stream import TokenStream
 
-
-@dataclass
-class Settings:
-    model_name: str = "tiny"
-    api_key: str | None = None
+SAYINGS = (
+    "A block holds the keys and values of some tokens, and a table says where it lies. ",
+    "Whoever begins alike reads the same blocks, and copies one only to write. ",
+    "Nothing is reserved ahead, so that whoever comes next finds room. ",
+    "When the pool runs dry, the youngest waits and loses no word. ",
+)
 
 
 def ready(num_blocks=128, block_size=4):
     return Ready(
         model="tiny",
-        description="a tiny Qwen2",
+        description="made of integers",
         attention="gather",
         device="cpu",
         kv_format="float32",
         block_size=block_size,
         num_blocks=num_blocks,
-        pool_nbytes=1_000_000,
+        pool_nbytes=num_blocks * block_size * 1000,
         max_num_seqs=32,
-        max_model_len=512,
-        vocab_size=VOCAB_SIZE,
+        max_model_len=2000,
+        vocab_size=260,
     )
 
 
-class PoolClient:
-    """What the page sees of an engine's client: views that a test, or an engine, puts."""
+class ScriptedPool:
+    """An engine's client whose views a test puts."""
 
     def __init__(self, info=None):
         self.info = info or ready()
-        self.not_ready = None
+        self.stats = self.not_ready = self.last_view = None
+        self.num_open = self.num_waiting = self.num_restarts = 0
         self.watchers = set()
 
     @contextlib.asynccontextmanager
     async def views(self):
         watcher = LatestView()
         self.watchers.add(watcher)
-        self.begin(watcher)
+        if self.last_view is not None:
+            watcher.put(self.last_view)
         try:
             yield watcher
         finally:
             self.watchers.discard(watcher)
 
-    def begin(self, watcher):
-        """Somebody watches."""
-
-    def put(self, view: PoolView):
+    def put(self, view):
+        self.last_view = PoolView(view.stats, view.cached, view.tables, [])
         for watcher in self.watchers:
             watcher.put(view)
 
+    def end(self):
+        for watcher in self.watchers:
+            watcher.end()
 
-class EnginePool(PoolClient):
-    """Steps an engine every `step_seconds` while it has work."""
 
-    def __init__(self, step_seconds=0.03, num_blocks=128, block_size=4, **options):
-        options.update(num_blocks=num_blocks, block_size=block_size)
-        super().__init__(ready(options["num_blocks"], options["block_size"]))
-        self.options, self.engine = options, None
+class SimulatedPool(ScriptedPool):
+    """Steps a simulated engine every `step_seconds` while it has work.
+
+    Attributes:
+        say: the text of a sample, by its index; it goes on from the beginning at its end.
+        refuse: an exception that `open` raises.
+    """
+
+    def __init__(self, step_seconds=0.02, num_blocks=128, block_size=4, **options):
+        super().__init__(ready(num_blocks, block_size))
+        options = {"max_num_seqs": 16, "max_num_batched_tokens": 64, **options}
+        self.engine = SimulatedEngine(num_blocks, block_size, **options)
         self.step_seconds = step_seconds
-        self.inboxes = {}
-        self.num_requests = 0
+        self.say = lambda index: SAYINGS[index % len(SAYINGS)]
+        self.refuse = None
+        self.counts = Counts()
+        self.copies = deque()
+        self.open_requests = {}
+        self.num_told = {}
+        self.put(self.view())
 
-    def begin(self, watcher):
-        watcher.put(pool_view(self.engine))
+    def open(self, request_id, prompt_token_ids, params, *, priority=0, salt=""):
+        if self.refuse is not None:
+            raise self.refuse
+        request = Request(
+            request_id, list(prompt_token_ids), params, params.max_tokens or 64, salt=salt
+        )
+        self.engine.scheduler.add(request)
+        stream = TokenStream(request_id, params.num_samples, self._drop, lambda _: None)
+        self.open_requests[request_id] = (request, stream)
+        return stream
 
     async def run(self):
-        self.engine = make_engine(**self.options)  # an engine belongs to its thread
         while True:
-            if self.engine.has_work():
-                for output in self.engine.step():
-                    if inbox := self.inboxes.get(output.request_id):
-                        inbox.put_nowait(output)
-                if self.watchers:
-                    self.put(pool_view(self.engine))
+            if self.engine.scheduler.has_work():
+                self._step()
             await asyncio.sleep(self.step_seconds)
 
-    async def answer(self, prompt, params):
-        """(request id, token) for each token."""
-        self.num_requests += 1
-        request_id = f"cmpl-{self.num_requests}"
-        inbox = self.inboxes[request_id] = asyncio.Queue()
-        self.engine.add_request(request_id, prompt, params)
-        try:
-            completes = False
-            while not completes:
-                output = await inbox.get()
-                completes = output.completes
-                yield request_id, output
-        finally:
-            self.engine.abort(request_id)
-            del self.inboxes[request_id]
-            self.put(pool_view(self.engine))
-
-
-WORDS = (
-    " A block holds the keys and values of some tokens , and its table says where they lie .".split(
-        " "
-    )
-)
-
-
-def tokens_of(text):
-    """A token for each letter."""
-    return [ord(letter) % VOCAB_SIZE for letter in text]
-
-
-def make_app(client, settings=None, word=lambda token: f" {WORDS[token % len(WORDS)]}"):
-    """The page, and as much of the API as it asks for. `word` is the text of a token id."""
-    settings = settings or Settings()
-    app = FastAPI()
-    app.include_router(page.router(client, settings))
-
-    async def complete(request: Request):
-        if (
-            settings.api_key
-            and request.headers.get("authorization") != f"Bearer {settings.api_key}"
-        ):
-            return JSONResponse({"error": {"message": "Wrong API key."}}, 401)
-        body = await request.json()
-        prompt = body.get("prompt") or body["messages"][0]["content"]
-        if prompt == "refuse me":
-            return JSONResponse(
-                {"error": {"message": "The queue is full."}}, 503, {"Retry-After": "3"}
-            )
-        params = SamplingParams(
-            n=body["n"], max_tokens=body["max_tokens"], temperature=body["temperature"], seed=1
+    def view(self):
+        engine, scheduler = self.engine, self.engine.scheduler
+        shown = SimpleNamespace(
+            pool=SimpleNamespace(blocks=engine.pool),
+            scheduler=scheduler,
+            prefix_cache=scheduler.prefix_cache,
+            copies=self.copies,
+            stats=self._stats,
         )
-        return StreamingResponse(events(prompt, params), media_type="text/event-stream")
+        return pool_view(shown)
 
-    async def events(prompt, params):
-        async with contextlib.aclosing(client.answer(tokens_of(prompt), params)) as tokens:
-            async for request_id, output in tokens:
-                text, reason = word(output.token_id), output.finish_reason
-                choice = {"index": output.index, "text": text, "finish_reason": reason}
-                yield f"data: {json.dumps({'id': request_id, 'choices': [choice]})}\n\n"
-        yield "data: [DONE]\n\n"
+    def _step(self):
+        plan = self.engine.step()
+        self.copies.extend(plan.copies)
+        self.counts.num_copies += len(plan.copies)
+        self.counts.num_prompt_tokens += sum(n for _, _, n in self.engine.rows if n > 1)
+        for request, stream in list(self.open_requests.values()):
+            for sample in request.samples:
+                self._tell(request, stream, sample)
+            if request.is_finished:
+                del self.open_requests[request.request_id]
+        self.put(self.view())
 
-    app.post("/v1/completions")(complete)
-    app.post("/v1/chat/completions")(complete)
-    return app
-
-
-class ServerThread:
-    """A server on a free port, with its own thread and event loop. `call` runs a function there."""
-
-    def __init__(self, app, *tasks, port=0):
-        self.config = uvicorn.Config(
-            app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1
+    def _tell(self, request, stream, sample):
+        """The token that the step drew for the sample, if it did."""
+        position = len(sample.sequence.token_ids) - request.num_prompt_tokens - 1
+        if position < 0 or self.num_told.get(sample, 0) > position:
+            return
+        self.num_told[sample] = position + 1
+        self.counts.num_generated_tokens += 1
+        said = tokens_of(self.say(sample.index))
+        token_id = said[position % len(said)]
+        stream.put(
+            Token(request.request_id, sample.index, token_id, finish_reason=sample.finish_reason)
         )
-        self.server = uvicorn.Server(self.config)
-        self.tasks = tasks
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def _drop(self, request_id, index):
+        request, _ = self.open_requests[request_id]
+        for sample in request.samples:
+            if not sample.is_finished and index in (None, sample.index):
+                self.engine._finish(sample, "abort")
+        if index is None:
+            del self.open_requests[request_id]
+        self.put(self.view())
+
+    def _stats(self):
+        pool, scheduler = self.engine.pool, self.engine.scheduler
+        num_used = pool.num_blocks - pool.num_free_blocks
+        num_stored = sum(sample.sequence.num_cached_tokens for sample in scheduler.running)
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_preemptions=scheduler.num_preemptions,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+            num_blocks_used=num_used,
+            num_blocks_cached=sum(b in pool.index for b in pool.free_queue),
+            slot_share=min(1, num_stored / max(1, num_used * pool.block_size)),
+            pool_nbytes=1,
+            peak_memory_nbytes=1,
+            counts=self.counts,
+            prefix=scheduler.prefix_cache.stats,
+        )
+
+
+class PoolServer:
+    """The server with its own thread and event loop. `call` runs a function there.
+
+    Args:
+        client: of the engine; its `run`, if it has one, runs beside the server.
+        port: 0 for a free one.
+        settings: those of `ServerSettings`.
+    """
+
+    def __init__(self, client, port=0, **settings):
+        self.client = client
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.port = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(
+            make_app(client, **settings),
+            log_level="error",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        self.server = uvicorn.Server(config)
         self.started = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.error = None
 
     async def _run(self):
         self.loop = asyncio.get_running_loop()
-        running = [asyncio.create_task(task()) for task in self.tasks]
-        serving = asyncio.create_task(self.server.serve())
-        while not self.server.started and not serving.done():
-            await asyncio.sleep(0.01)
         self.started.set()
-        await asyncio.wait([serving, *running], return_when=asyncio.FIRST_COMPLETED)
-        self.errors = [task.exception() for task in running if task.done()]
-        for task in running:
+        serving = asyncio.create_task(self.server.serve([self.listener]))
+        tasks = {serving}
+        if hasattr(self.client, "run"):
+            tasks.add(asyncio.create_task(self.client.run()))
+        done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {serving}:
+            self.error = task.exception()
+        for task in running - {serving}:
             task.cancel()
+        self.server.should_exit = True
         await serving
 
     def __enter__(self):
         self.thread.start()
         assert self.started.wait(10)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     def __exit__(self, *_):
         self.server.should_exit = True
+        if self.thread.is_alive():
+            self.call(self.client.end)
         self.thread.join(10)
+        self.listener.close()
         assert not self.thread.is_alive()
-        for error in self.errors:
-            raise error
+        if self.error:
+            raise self.error
 
     def call(self, function, *args):
         async def run():

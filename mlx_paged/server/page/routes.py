@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from hmac import compare_digest
-from typing import Annotated, Any
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Response
+from fastapi import APIRouter, Header, HTTPException, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
@@ -25,22 +24,24 @@ SECURITY_HEADERS = {
 }
 
 
-def router(
-    client: PoolClient, settings: Any, authorize: Callable[..., Any] | None = None
-) -> APIRouter:
+class Settings(Protocol):
+    """What the page needs of the server's settings."""
+
+    @property
+    def model_name(self) -> str: ...
+
+
+def router(client: PoolClient, settings: Settings) -> APIRouter:
     """The page at `/`, its files under `/page/`, and `/pool`, a stream of JSON lines.
 
-    None of them is part of the API's description.
+    None of them is part of the API's description. Keys are the application's concern: `/` and
+    `/page/*` must be open, since a browser can't send a key with them, and `/pool` may want one.
 
     Args:
         client: gives the views of the pool.
-        settings: `model_name`, by which the API calls the model, and `api_key`.
-        authorize: a dependency that refuses a request for `/pool` without the right key; by
-            default, one that wants `settings.api_key` as bearer token if there is one. The page
-            and its files need no key, since a browser can't send it with them.
+        settings: `model_name`, by which the API calls the model.
     """
     routes = APIRouter(include_in_schema=False)
-    key_check = Depends(authorize or bearer_key(settings.api_key))
 
     async def index(if_none_match: Annotated[str | None, Header()] = None) -> Response:
         return _file("index.html", if_none_match)
@@ -55,27 +56,8 @@ def router(
 
     routes.add_api_route("/", index, methods=["GET", "HEAD"])
     routes.add_api_route("/page/{name}", file, methods=["GET", "HEAD"])
-    routes.add_api_route("/pool", pool, methods=["GET"], dependencies=[key_check])
+    routes.add_api_route("/pool", pool, methods=["GET"])
     return routes
-
-
-def bearer_key(api_key: str | None) -> Callable[..., None]:
-    """A dependency that raises 401 unless the request carries the key. None lets all pass."""
-
-    def check(authorization: Annotated[str | None, Header()] = None) -> None:
-        if api_key is None:
-            return
-        scheme, _, given = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not compare_digest(
-            given.strip().encode(), api_key.encode()
-        ):
-            raise HTTPException(
-                401,
-                "The server needs its API key, as 'Authorization: Bearer KEY'.",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    return check
 
 
 class LinesResponse(StreamingResponse):

@@ -2,6 +2,7 @@
 
 import { streamCompletion } from "./completion.js";
 import { make, setText } from "./dom.js";
+import { Refusal } from "./refusal.js";
 
 const ENDS = { length: "reached max tokens", stop: "ended", error: "failed", abort: "cut off" };
 
@@ -13,6 +14,8 @@ export class Answer {
   #cancel = make("button", { type: "button" }, "Cancel");
   #samples;
   #speak;
+  #name = "";
+  #doing = "sent";
   requestId = null;
   isOver = false;
 
@@ -26,13 +29,14 @@ export class Answer {
     this.element = make(
       "article",
       { class: "answer", "aria-label": `Answer to: ${request.prompt.slice(0, 80)}` },
-      make("div", { class: "answer-top" }, this.#swatch, title, this.#state, this.#cancel),
+      title,
+      make("div", { class: "answer-top" }, this.#swatch, this.#state, this.#cancel),
       list,
     );
     this.#cancel.addEventListener("click", () => this.#stop.abort());
   }
 
-  /** Runs until the answers are complete. Throws nothing but a Refusal with status 401. */
+  /** Runs until the answers are complete, cancelled or failed. Returns the error, if any. */
   async run(headers, whenHeard) {
     try {
       for await (const piece of streamCompletion({ ...this.#request, headers, signal: this.#stop.signal })) {
@@ -43,14 +47,18 @@ export class Answer {
       this.#finish("done");
     } catch (error) {
       this.#fail(error);
+      return error;
     } finally {
       whenHeard();
     }
   }
 
-  /** Wear the colour of the request in the pool. */
-  wear(colour) {
+  /** Wear name and colour of the request in the pool. */
+  wear(name, colour) {
+    if (name === this.#name) return;
+    this.#name = name;
     this.#swatch.className = `swatch colour-${colour}`;
+    this.#say(this.#doing);
   }
 
   owns(requestId) {
@@ -60,16 +68,21 @@ export class Answer {
   #take({ index, text, finishReason }) {
     const sample = this.#samples[index];
     if (!sample) return;
-    setText(this.#state, "answering");
+    this.#say("answering");
     sample.add(text);
     if (!finishReason) return;
     sample.finish(ENDS[finishReason] ?? finishReason);
     this.#speak(`${sample.name}: ${sample.text}`);
   }
 
-  #finish(state) {
+  #say(doing) {
+    this.#doing = doing;
+    setText(this.#state, this.#name ? `${this.#name}, ${doing}` : doing);
+  }
+
+  #finish(doing) {
     this.isOver = true;
-    setText(this.#state, state);
+    this.#say(doing);
     this.#cancel.remove();
   }
 
@@ -77,8 +90,8 @@ export class Answer {
     const isOurs = error.name === "AbortError";
     this.#finish(isOurs ? "cancelled" : "failed");
     if (isOurs) return;
-    const sentence = error.name === "Refusal" || error.status ? error.message : "The connection to the server broke.";
-    this.element.append(make("p", { class: "problem", role: "alert" }, sentence));
+    const text = error instanceof Refusal ? error.message : "The connection to the server broke.";
+    this.element.append(make("p", { class: "problem", role: "alert" }, text));
   }
 }
 

@@ -1,21 +1,27 @@
 // The form that sends prompts, and the answers below it.
 
 import { Answer } from "./answer.js";
-import { find, setText } from "./dom.js";
+import { find, make, setText } from "./dom.js";
 
 const MAX_ANSWERS = 12;
+const MAX_SPOKEN = 8;
 const NUM_FORKS = 4;
 
 export class Ask {
   #key;
   #whenChanged;
+  #whenLit;
   #answers = [];
   model = "";
 
-  /** `whenChanged` is called when one of our requests begins, is named, or ends. */
-  constructor(key, whenChanged) {
+  /**
+   * `whenChanged()` is called when one of our requests is named or ends, `whenLit(answer or null)`
+   * when an answer is pointed at.
+   */
+  constructor(key, whenChanged, whenLit) {
     this.#key = key;
     this.#whenChanged = whenChanged;
+    this.#whenLit = whenLit;
     find("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -39,7 +45,7 @@ export class Ask {
     for (const answer of this.#answers) {
       if (answer.isOver) continue;
       const id = identities.findId((known) => answer.owns(known));
-      if (id !== undefined) answer.wear(identities.colour(id));
+      if (id !== undefined) answer.wear(identities.name(id), identities.colour(id));
     }
   }
 
@@ -59,12 +65,24 @@ export class Ask {
         temperature: Number(find("temperature").value),
         n: Number(find("samples").value),
       },
-      (text) => setText(find("spoken"), text),
+      speak,
     );
     this.#answers.unshift(answer);
+    this.#listen(answer);
     find("answers").prepend(answer.element);
+    find("answers").scrollTop = 0;
     this.#dropOld();
-    answer.run(this.#key.headers, this.#whenChanged);
+    this.#run(answer);
+  }
+
+  async #run(answer) {
+    const error = await answer.run(this.#key.headers, this.#whenChanged);
+    if (error?.status === 401) this.#key.ask();
+  }
+
+  #listen(answer) {
+    answer.element.addEventListener("pointerenter", () => this.#whenLit(answer));
+    answer.element.addEventListener("pointerleave", () => this.#whenLit(null));
   }
 
   #problem() {
@@ -85,4 +103,11 @@ export class Ask {
       this.#answers.splice(this.#answers.indexOf(answer), 1);
     }
   }
+}
+
+/** Say a text after those that are being said. */
+function speak(text) {
+  const log = find("spoken");
+  log.append(make("p", {}, text));
+  while (log.childElementCount > MAX_SPOKEN) log.firstElementChild.remove();
 }

@@ -23,6 +23,7 @@ export async function* streamCompletion({ kind, prompt, headers, signal, ...para
     if (data === "[DONE]") return;
     yield* pieces(JSON.parse(data));
   }
+  throw new Refusal(0, "The answer broke off.");
 }
 
 function* pieces(chunk) {

@@ -24,7 +24,9 @@ const note = new BlockNote(find("block"), identities);
 const text = new PoolText(find("as-text"), find("pool-summary"), find("rows"), identities);
 const grid = new Grid(find("grid"), identities, showBlock);
 const requests = new RequestList(find("requests"), find("no-requests"), identities, light);
-const ask = new Ask(key, markOurs);
+const ask = new Ask(key, markOurs, (answer) => {
+  light(identities.findId((id) => answer?.owns(id)) ?? null);
+});
 
 let blocks = new Blocks(0, 1);
 let litRequest = null;

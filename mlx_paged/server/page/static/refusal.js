@@ -1,8 +1,10 @@
 // Why the server refused a request, as a sentence.
 
+import { asSentence } from "./words.js";
+
 export class Refusal extends Error {
   constructor(status, message) {
-    super(message);
+    super(asSentence(message));
     this.status = status;
   }
 
@@ -12,6 +14,6 @@ export class Refusal extends Error {
     const message = typeof said === "string" ? said : `The server answered with status ${response.status}.`;
     const seconds = Number(response.headers.get("Retry-After"));
     const advice = response.status === 503 && seconds > 0 ? ` Try again in ${seconds} s.` : "";
-    return new Refusal(response.status, message + advice);
+    return new Refusal(response.status, asSentence(message) + advice);
   }
 }

@@ -2,7 +2,7 @@
 
 import { make, setText } from "./dom.js";
 import { Strip } from "./strip.js";
-import { counted, percent } from "./words.js";
+import { count, counted, percent } from "./words.js";
 
 export class RequestRow {
   #details;
@@ -11,6 +11,7 @@ export class RequestRow {
   #numbers = make("span", { class: "numbers" });
   #samples = make("div", { class: "samples" });
   #strips = new Map();
+  #last = null;
 
   constructor(name, colour, requestId) {
     const title = make("strong", { title: requestId }, name);
@@ -27,8 +28,6 @@ export class RequestRow {
     this.element = make("li", { class: `request edge-${colour}` }, this.#details);
     this.#details.addEventListener("toggle", () => this.#last && this.show(...this.#last));
   }
-
-  #last = null;
 
   set isOpen(value) {
     this.#details.open = value;
@@ -85,13 +84,11 @@ function numbers(tables, blocks) {
   const listed = new Set(tables.flatMap((table) => table.block_table));
   const numShared = [...listed].filter((block) => blocks.isShared(block)).length;
   const numPreemptions = Math.max(...tables.map((table) => table.num_preemptions));
-  const parts = [
-    `${counted(tables[0].num_prompt_tokens, "prompt token")}`,
-    counted(listed.size, "block"),
-  ];
-  if (tables.length > 1) parts.splice(1, 0, counted(tables.length, "sample"));
-  else parts.push(`${counted(tables[0].num_tokens, "token")}, ${tables[0].num_stored_tokens} stored`);
-  if (numShared) parts.push(`${numShared} shared`);
+  const [{ num_prompt_tokens, num_tokens, num_stored_tokens }] = tables;
+  const parts = [counted(num_prompt_tokens, "prompt token")];
+  if (tables.length > 1) parts.push(counted(tables.length, "sample"));
+  else parts.push(`${counted(num_tokens, "token")} in all, ${count(num_stored_tokens)} stored`);
+  parts.push(counted(listed.size, "block") + (numShared ? `, ${count(numShared)} shared` : ""));
   if (numPreemptions) parts.push(counted(numPreemptions, "preemption"));
   return parts.join(" · ");
 }
