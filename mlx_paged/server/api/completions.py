@@ -16,7 +16,7 @@ from mlx_paged.server.api.disconnect import unless_client_leaves
 from mlx_paged.server.api.event_stream import EventStream
 from mlx_paged.server.api.generation import Generation, Order
 from mlx_paged.server.api.logprobs import completion_logprobs
-from mlx_paged.server.api.prompt import encode_text
+from mlx_paged.server.api.prompt import encode_prompts
 from mlx_paged.server.api.reply import Reply, finish_reason, new_id
 from mlx_paged.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
 from mlx_paged.server.api.route import GENERATES, JsonRoute
@@ -92,10 +92,7 @@ class TextCompletion:
 
 async def _begin(context: Context, body: CompletionRequest) -> TextCompletion:
     """Everything before the engine."""
-    prompts = [
-        await encode_text(context.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        for prompt in body.prompt
-    ]
+    prompts = await encode_prompts(context.tokenizer, body.prompt)
     params = sampling_params(
         body,
         context,

@@ -16,11 +16,11 @@ LONG = 4000
 RESERVED = {"add_generation_prompt", "conversation", "messages", "tokenize", "tools", "documents"}
 
 
-async def encode_text(tokenizer: Any, prompt: str) -> list[int]:
-    """Tokens of a text, with what the tokenizer puts before it."""
-    if len(prompt) > LONG:
-        return await run_in_threadpool(_encode, tokenizer, prompt)
-    return _encode(tokenizer, prompt)
+async def encode_prompts(tokenizer: Any, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    """Tokens of prompts, texts with what the tokenizer puts before them."""
+    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG:
+        return await run_in_threadpool(_encode_prompts, tokenizer, prompts)
+    return _encode_prompts(tokenizer, prompts)
 
 
 async def encode_chat(tokenizer: Any, request: ChatRequest) -> list[int]:
@@ -33,6 +33,10 @@ async def encode_chat(tokenizer: Any, request: ChatRequest) -> list[int]:
     if length + 1000 * len(request.offered_tools) > LONG:
         return await run_in_threadpool(_encode_chat, tokenizer, request)
     return _encode_chat(tokenizer, request)
+
+
+def _encode_prompts(tokenizer: Any, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    return [_encode(tokenizer, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def _encode(tokenizer: Any, prompt: str) -> list[int]:
