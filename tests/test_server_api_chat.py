@@ -226,7 +226,7 @@ def test_fields_that_change_no_answer_are_ignored(client, ask):
 def follows(grammar, text):
     """Whether a whole answer is one that the grammar allows."""
     tokenizer = from_tokenizer(make_tokenizer()._tokenizer)
-    matcher = LLMatcher(tokenizer, grammar)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
     tokens = tokenizer.tokenize_str(text)
     return matcher.consume_tokens(tokens) and matcher.is_accepting()
 

@@ -6,7 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from mlx_paged.server.api.fields import INT32, MAX_TOP_LOGPROBS, Body, SamplingFields, refusal
+from mlx_paged.server.api.fields import (
+    INT32,
+    MAX_TOP_LOGPROBS,
+    Body,
+    SamplingFields,
+    refusal,
+)
 from mlx_paged.server.api.messages import Message
 
 MAX_TOOLS = 128

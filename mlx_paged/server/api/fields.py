@@ -37,14 +37,34 @@ StopStrings = Annotated[
         }
     ),
 ]
-TokenId = Annotated[int, Field(ge=0, le=INT32)]
-TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")],
+        Annotated[float, Field(ge=-100, le=100)],
+    ],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {
+                "^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}
+            },
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+def whole(value: Any) -> Any:
+    """A number without a fraction as an integer; JSON knows but one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def refusal(message: str, param: str | None = None) -> PydanticCustomError:
     """A validation error that says `message`, about the field `param`."""
     return PydanticCustomError("refused", "{message}", {"message": message, "param": param})
+
+
+TokenId = Annotated[int, Field(ge=0, le=INT32), BeforeValidator(whole)]
 
 
 class Body(BaseModel):
@@ -63,14 +83,14 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_is_ignored(cls, data: Any) -> Any:
+    def _read(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         for name, way_out in cls.refused.items():
             if data.get(name) is not None:
                 raise refusal(f"{name} is not supported; {way_out}.", name)
         dropped = cls.ignored | cls.refused.keys()
-        return {name: value for name, value in data.items() if name not in dropped}
+        return {name: whole(value) for name, value in data.items() if name not in dropped}
 
 
 class StreamOptions(Body):
@@ -110,9 +130,8 @@ class SamplingFields(Body):
         le=2,
         description="Taken off a token's logit once for each time that the answer has it.",
     )
-    logit_bias: dict[TokenIdText, Bias] | None = Field(
+    logit_bias: LogitBias | None = Field(
         default=None,
-        max_length=INT32,
         description="Added to logits, by token id.",
         examples=[{"50": -100}],
     )
