@@ -177,11 +177,11 @@ def adjust(logits: mx.array, draws: Draws, positions: Positions) -> mx.array:
     if changes:
         at_rows, token_ids, values = (mx.array(column) for column in zip(*changes, strict=True))
         logits = logits.at[at_rows, token_ids].add(values.astype(mx.float32))
-    grammars = {row: draws.draws[row].grammar for row in rows if draws.draws[row].grammar}
-    if grammars:
-        at = mx.array(list(grammars))
-        allowed = mx.array(np.stack([grammar.allowed() for grammar in grammars.values()]))
-        logits[at] = mx.where(allowed, logits[at], -mx.inf)
+    grammars = ((row, draws.draws[row].grammar) for row in rows)
+    allowed = {row: grammar.allowed() for row, grammar in grammars if grammar is not None}
+    if allowed:
+        at, is_allowed = mx.array(list(allowed)), mx.array(np.stack(list(allowed.values())))
+        logits[at] = mx.where(is_allowed, logits[at], -mx.inf)
     return logits
 
 

@@ -28,11 +28,10 @@ class EngineChild:
         self._folder = folder
         self._context = zmq.asyncio.Context()
         # The side that connects may send before the other one is there.
-        self._outbox = self._context.socket(zmq.PUSH, socket_class=zmq.Socket)
+        self._outbox = zmq.Socket(zmq.Context(self._context), zmq.PUSH)
         self._inbox = self._context.socket(zmq.PULL)
-        for socket in (self._outbox, self._inbox):
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
+        self._outbox.set_hwm(0)
+        self._inbox.set_hwm(0)
         self._inbox.bind(f"ipc://{folder}/from_engine")
         self._outbox.connect(f"ipc://{folder}/to_engine")
 
@@ -95,5 +94,7 @@ class EngineChild:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
-        self._context.destroy(linger=0)
+        self._outbox.close(linger=0)
+        self._inbox.close(linger=0)
+        self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)

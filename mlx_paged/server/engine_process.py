@@ -35,7 +35,7 @@ class Channel:
     """The engine's ends of the two sockets, and the watch over stdin."""
 
     def __init__(self, folder: str) -> None:
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._inbox = context.socket(zmq.PULL)
         self._outbox = context.socket(zmq.PUSH)
         for socket in (self._inbox, self._outbox):
@@ -55,7 +55,7 @@ class Channel:
         Raises:
             EOFError: the other process has ended.
         """
-        ready = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        ready = dict(self._poller.poll(None if timeout is None else round(timeout * 1000)))
         if sys.stdin.fileno() in ready:
             raise EOFError("the server has ended")
         while self._inbox in ready:
