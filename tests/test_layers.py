@@ -18,6 +18,7 @@ ALLOWED = {
     "loader": {"models", "weights", "memory"},
     "engine": {"blocks", "cache", "memory"},
     "llm": {"blocks", "cache", "engine", "loader"},
+    "server": {"engine", "loader"},
 }
 
 
