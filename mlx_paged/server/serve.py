@@ -111,7 +111,9 @@ class _Server(uvicorn.Server):
         self._client.refuse_new()
         if self._client.num_open:
             logging.getLogger("mlx_paged.server").info(
-                "%d requests have %g s to end", self._client.num_open, self._shutdown_timeout
+                "open requests: %d; they have %g s to end",
+                self._client.num_open,
+                self._shutdown_timeout,
             )
         asyncio.get_running_loop().call_later(
             self._shutdown_timeout, self._client.fail_open, SHUTTING_DOWN
