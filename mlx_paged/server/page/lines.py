@@ -81,13 +81,14 @@ async def _lines(
         elif known is None and (known := client.info) is not None:
             yield _line(About(model_name, known))
         try:
-            line = _line(await asyncio.wait_for(anext(views), ALIVE_INTERVAL))
+            view = await asyncio.wait_for(anext(views), ALIVE_INTERVAL)
         except asyncio.TimeoutError:
             yield _line(Alive())
         except StopAsyncIteration:
             return
         else:
-            if line != last:
+            line = _line(view)
+            if view.copies or line != last:
                 yield line
             last = line
             await asyncio.sleep(max(MIN_INTERVAL, len(line) / MAX_NBYTES_PER_SECOND))

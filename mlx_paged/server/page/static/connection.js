@@ -27,8 +27,11 @@ export class Connection extends EventTarget {
         await this.#read(() => (wait = FIRST_WAIT_MS));
         this.#report("wait", "The server has ended the stream. Connecting again.");
       } catch (error) {
-        if (error instanceof Refusal && error.status === 401) await this.#askForKey();
-        else if (!this.#isHidden) this.#report("error", `${sentence(error)} Trying again.`);
+        if (error instanceof Refusal && error.status === 401) {
+          await this.#askForKey();
+          continue;
+        }
+        if (!this.#isHidden) this.#report("error", `${sentence(error)} Trying again.`);
       }
       await (this.#isHidden ? this.#sleep(2 ** 31 - 1) : this.#sleep(wait));
     }

@@ -1,0 +1,30 @@
+"""A plugin for tests of the pool page: `page`, on a `server` around a simulated `pool`."""
+
+import pytest
+from pool_browser import CHROMIUM, opened, sync_api
+from pool_server import PoolServer, SimulatedPool
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def pool():
+    return SimulatedPool()
+
+
+@pytest.fixture
+def server(pool):
+    with PoolServer(pool) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser, server):
+    with opened(browser, server) as page:
+        yield page
