@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import anyio
 
 from mlx_paged.engine.params import SamplingParams
 from mlx_paged.engine.text import TextStream
@@ -58,6 +56,7 @@ class Generation:
         self._streams: list[TokenStream] = []
         self._began = time.perf_counter()
         self._num_cached_tokens = [0] * len(order.prompts)
+        self._is_late = False
         self._last_token: dict[tuple[int, int], float] = {}
 
     async def steps(self) -> AsyncGenerator[list[tuple[int, Answer]], None]:
@@ -66,18 +65,15 @@ class Generation:
         Raises:
             ApiError: the engine can't or won't go on, or the request's time is over.
         """
-        timeout = self.context.settings.request_timeout
-        deadline = None if timeout is None else anyio.current_time() + timeout
         self._check_lengths()
         try:
-            async with AsyncExitStack() as stack:
+            with ExitStack() as stack:
                 self._streams = self._open(stack)
-                merged = await stack.enter_async_context(
-                    contextlib.aclosing(_merged(self._streams))
-                )
-                while (item := await _next(merged, deadline, timeout)) is not None:
-                    if touched := self._add(*item):
-                        yield touched
+                stack.enter_context(self._deadline())
+                async with contextlib.aclosing(_merged(self._streams)) as merged:
+                    async for prompt_index, tokens in merged:
+                        if touched := self._add(prompt_index, tokens):
+                            yield touched
             self._check_ended()
         except ENGINE_ERRORS as error:
             raise from_engine(error) from error
@@ -133,10 +129,9 @@ class Generation:
                     f"{info.vocab_size - 1}."
                 )
 
-    def _open(self, stack: AsyncExitStack) -> list[TokenStream]:
+    def _open(self, stack: ExitStack) -> list[TokenStream]:
         """All prompts, or none."""
         order, client = self.order, self.context.client
-        streams = stack.enter_context(ExitStack())
         opened = []
         for index, token_ids in enumerate(order.prompts):
             suffix = f"-{index}" if len(order.prompts) > 1 else ""
@@ -147,9 +142,27 @@ class Generation:
                 priority=order.priority,
                 salt=order.salt,
             )
-            opened.append(streams.enter_context(stream))
+            opened.append(stack.enter_context(stream))
         self.context.metrics.prompt_tokens.inc(self.num_prompt_tokens)
         return opened
+
+    @contextlib.contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Ends all streams when the request's time is over."""
+        timeout = self.context.settings.request_timeout
+        if timeout is None:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(timeout, self._run_out)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _run_out(self) -> None:
+        self._is_late = True
+        for stream in self._streams:
+            stream.close()
 
     def _add(self, prompt_index: int, tokens: list[Token]) -> list[tuple[int, Answer]]:
         self._num_cached_tokens[prompt_index] = tokens[0].num_cached_tokens
@@ -182,9 +195,14 @@ class Generation:
             self._last_token[prompt_index, index] = now
 
     def _check_ended(self) -> None:
-        for answers in self.answers:
-            if any(answer.finish_reason is None for answer in answers):
-                raise ApiError(500, "The engine left an answer without an end.")
+        if all(answer.finish_reason for answers in self.answers for answer in answers):
+            return
+        if self._is_late:
+            timeout = self.context.settings.request_timeout
+            raise ApiError(
+                504, f"The answer was not complete within {timeout:g} s.", code="timeout"
+            )
+        raise ApiError(500, "The engine left an answer without an end.")
 
 
 def _check_sound(answer: Answer) -> None:
@@ -196,21 +214,6 @@ def _check_sound(answer: Answer) -> None:
         )
     if answer.finish_reason == "abort":
         raise unavailable("The engine dropped the request.")
-
-
-async def _next(
-    merged: AsyncIterator[tuple[int, list[Token]]], deadline: float | None, timeout: float | None
-) -> tuple[int, list[Token]] | None:
-    """The next tokens; None at the end."""
-    try:
-        if deadline is None:
-            return await anext(merged, None)
-        with anyio.fail_after(max(0.0, deadline - anyio.current_time())):
-            return await anext(merged, None)
-    except TimeoutError as error:
-        raise ApiError(
-            504, f"The answer was not complete within {timeout:g} s.", code="timeout"
-        ) from error
 
 
 async def _merged(streams: Sequence[TokenStream]) -> AsyncGenerator[tuple[int, list[Token]], None]:

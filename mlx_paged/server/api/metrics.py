@@ -56,7 +56,7 @@ class Metrics:
         )
         self.first_token_seconds = Histogram(
             "mlx_paged_time_to_first_token_seconds",
-            "From a prompt's arrival to its first token",
+            "From sending a prompt to the engine to its first token",
             buckets=FIRST_TOKEN_SECONDS,
             registry=registry,
         )
@@ -68,7 +68,7 @@ class Metrics:
         )
         self.request_seconds = Histogram(
             "mlx_paged_request_seconds",
-            "From a request's arrival to the end of its answers",
+            "From sending a request to the engine to the end of its answers",
             buckets=REQUEST_SECONDS,
             registry=registry,
         )
