@@ -14,6 +14,15 @@ import httpx
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 DONE = "[DONE]"
+# Of the connection, and of what comes over it.
+NO_ANSWER = (
+    httpx.HTTPError,
+    httpx.StreamError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+)
 
 
 @dataclass
@@ -98,7 +107,7 @@ async def ask(client: Any, path: str, body: dict[str, Any], leave: Leave | None 
         task.cancel()
     await asyncio.wait({task})
     if not task.cancelled() and (error := task.exception()) is not None:
-        if not isinstance(error, (httpx.HTTPError, httpx.StreamError, ValueError, KeyError)):
+        if not isinstance(error, NO_ANSWER):
             raise error
         reply.error = f"{type(error).__name__}: {error}"
     reply.end = time.perf_counter()

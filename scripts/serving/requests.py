@@ -17,8 +17,8 @@ LONG_ANSWER_TOKENS = 400
 # Plain tokens of about every vocabulary.
 TOKEN_IDS = range(40, 250)
 STOPS = ("\n\n", ". ", "e")
-# A client that leaves does so within this time, or as soon as so many pieces have come.
-LEAVING_SECONDS = 6.0
+# A client that leaves does so between these times, or as soon as so many pieces have come.
+LEAVING_SECONDS = (0.02, 6.0)
 LEAVING_PIECES = 12
 
 
@@ -67,8 +67,10 @@ def _mixed(rng: random.Random) -> Job:
     if body["stream"]:
         body["stream_options"] = {"include_usage": True}
     if rng.random() < 0.5:
-        return Job({**body, "prompt": _token_ids(rng, _between(rng, *PROMPT_TOKENS))}, COMPLETIONS)
-    messages = [{"role": "user", "content": words(rng, _between(rng, *CHAT_WORDS))}]
+        return Job(
+            {**body, "prompt": _token_ids(rng, round(_between(rng, *PROMPT_TOKENS)))}, COMPLETIONS
+        )
+    messages = [{"role": "user", "content": words(rng, round(_between(rng, *CHAT_WORDS)))}]
     if rng.random() < 0.3:
         shared = words(random.Random(rng.randrange(4)), CHAT_WORDS[1] // 2)
         messages.insert(0, {"role": "system", "content": shared})
@@ -76,7 +78,7 @@ def _mixed(rng: random.Random) -> Job:
 
 
 def _leave(rng: random.Random, is_stream: bool) -> Leave:
-    seconds = rng.uniform(0, LEAVING_SECONDS)
+    seconds = _between(rng, *LEAVING_SECONDS)
     pieces = rng.randint(1, LEAVING_PIECES) if is_stream and rng.random() < 0.5 else None
     return Leave(seconds, pieces)
 
@@ -85,6 +87,6 @@ def _token_ids(rng: random.Random, count: int) -> list[int]:
     return rng.choices(TOKEN_IDS, k=count)
 
 
-def _between(rng: random.Random, low: int, high: int) -> int:
-    """Short ones more often: as many from 10 to 20 as from 100 to 200."""
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+def _between(rng: random.Random, low: float, high: float) -> float:
+    """Small ones more often: as many from 10 to 20 as from 100 to 200."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
