@@ -159,10 +159,8 @@ class LocalModel:
 
         try:
             return self._llm.stream(prompt, params(args.max_tokens), progress=progress)
-        except ValueError as too_long:
+        except ValueError:
             try:
-                if len(prompt) >= self._llm.engine.max_model_len:
-                    raise too_long
                 return self._llm.stream(prompt, params(None), progress=progress)
             except ValueError as error:
                 raise ValueError(f"{error} ({WAY_OUT})") from error
