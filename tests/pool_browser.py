@@ -7,6 +7,7 @@ import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 expect = sync_api.expect
+expect.set_options(timeout=30_000)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -22,7 +23,7 @@ def opened(browser, server, *, may_fail=False, **options):
     Errors in it fail the test, and so does whatever it asks of another host.
     """
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-    context.set_default_timeout(5000)
+    context.set_default_timeout(15_000)
     page = context.new_page()
     errors, failures, hosts = [], [], set()
     page.on("pageerror", lambda error: errors.append(str(error)))

@@ -7,10 +7,13 @@ from pool_server import PoolServer, SimulatedPool
 
 @pytest.fixture(scope="session")
 def browser():
-    with sync_api.sync_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LD_PRELOAD", raising=False)  # a BLAS for MLX, which ends Playwright's node
+        playwright = sync_api.sync_playwright().start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    yield browser
+    browser.close()
+    playwright.stop()
 
 
 @pytest.fixture

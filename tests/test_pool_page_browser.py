@@ -86,13 +86,12 @@ def test_copies_flash_only_while_they_are_new_and_stand_still_if_asked(browser):
         for motion in ("no-preference", "reduce"):
             page.emulate_media(reduced_motion=motion)
             server.call(pool.put, PoolView(stats(), [], [], [(0, 70)]))
-            page.wait_for_timeout(250)
-            first = marks(page)
-            assert first != blank
-            page.wait_for_timeout(150)
-            assert (marks(page) == first) == (motion == "reduce")
-            page.wait_for_timeout(1400)
-            assert marks(page) == blank
+            seen = []
+            wait_until(lambda: marks(page) != blank)
+            while (seen_now := marks(page)) != blank:
+                seen.append(seen_now)
+                page.wait_for_timeout(50)
+            assert (len(set(seen)) == 1) == (motion == "reduce")
 
 
 def test_cancel_gives_the_blocks_back(page, pool):

@@ -26,6 +26,9 @@ export class Ask {
       event.preventDefault();
       this.#send();
     });
+    find("kind").addEventListener("change", () => {
+      find("system-part").hidden = find("kind").value !== "chat";
+    });
     find("fork").addEventListener("click", () => {
       find("samples").value = NUM_FORKS;
       this.#send();
@@ -59,6 +62,7 @@ export class Ask {
     const answer = new Answer(
       {
         kind: find("kind").value,
+        system: find("system").value,
         prompt: find("prompt").value,
         model: this.model,
         max_tokens: Number(find("max-tokens").value),

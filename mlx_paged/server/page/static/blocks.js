@@ -83,7 +83,7 @@ export class Blocks {
     return users;
   }
 
-  /** Runs of neighbours with the same state and the same users. */
+  /** Runs of neighbours with the same state and requests. */
   *runs() {
     let start = 0;
     for (let block = 1; block <= this.numBlocks; block += 1) {
@@ -97,8 +97,12 @@ export class Blocks {
     return (
       this.state[a] === this.state[b] &&
       this.references[a] === this.references[b] &&
-      this.first[a] === this.first[b] &&
-      this.other[a] === this.other[b]
+      this.#requestOf(this.first[a]) === this.#requestOf(this.first[b]) &&
+      this.#requestOf(this.other[a]) === this.#requestOf(this.other[b])
     );
+  }
+
+  #requestOf(index) {
+    return this.tables[index]?.request_id;
   }
 }

@@ -134,7 +134,7 @@ export class Cells {
     context.textBaseline = "middle";
     for (let row = 0; row < rows; row += labelStep) {
       const y = top + row * cell + Math.max(this.#shape.side, 10 * ratio) / 2;
-      context.fillText(String(row * columns), left - 6 * ratio, y);
+      context.fillText(String(row * columns), left - 8 * ratio, y);
     }
   }
 }

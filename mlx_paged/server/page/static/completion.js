@@ -4,12 +4,13 @@ import { Refusal } from "./refusal.js";
 import { textLines } from "./text_lines.js";
 
 /**
+ * Asks for a chat with a system prompt, if there is one, or for a text to be continued.
  * Yields {id, index, text, finishReason} as they come; `id` is the request's.
  * Throws a Refusal with a sentence, or what fetch throws.
  */
-export async function* streamCompletion({ kind, prompt, headers, signal, ...parameters }) {
+export async function* streamCompletion({ kind, system, prompt, headers, signal, ...parameters }) {
   const isChat = kind === "chat";
-  const asked = isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  const asked = isChat ? { messages: messages(system, prompt) } : { prompt };
   const response = await fetch(isChat ? "v1/chat/completions" : "v1/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers },
@@ -24,6 +25,11 @@ export async function* streamCompletion({ kind, prompt, headers, signal, ...para
     yield* pieces(JSON.parse(data));
   }
   throw new Refusal(0, "The answer broke off.");
+}
+
+function messages(system, prompt) {
+  const user = { role: "user", content: prompt };
+  return system.trim() ? [{ role: "system", content: system }, user] : [user];
 }
 
 function* pieces(chunk) {

@@ -2,7 +2,8 @@
 
 const MAX_CELL = 40;
 const MAX_HEIGHT = 440;
-const LABEL_WIDTH = 44;
+const DIGIT_WIDTH = 6.7;
+const LABEL_GAP = 12;
 const LABEL_DISTANCE = 18;
 // Room around the cells for what surrounds one of them.
 const EDGE = 4;
@@ -12,7 +13,8 @@ export class GridShape {
   constructor(numBlocks, width, ratio) {
     this.numBlocks = numBlocks;
     this.ratio = ratio;
-    this.left = Math.round(LABEL_WIDTH * ratio);
+    const numDigits = String(numBlocks - 1).length;
+    this.left = Math.round((numDigits * DIGIT_WIDTH + LABEL_GAP) * ratio);
     const room = Math.max(1, Math.floor((width - EDGE) * ratio) - this.left);
     this.cell = this.#largestCell(room);
     this.columns = Math.max(1, Math.floor(room / this.cell));
@@ -36,8 +38,9 @@ export class GridShape {
 
   /** Rows that begin at round numbers are easier to read. */
   #roundColumns(room) {
-    this.columns -= this.columns % (this.columns < 32 ? 4 : 8);
-    this.cell = Math.min(Math.floor(room / this.columns), Math.floor(1.25 * MAX_CELL * this.ratio));
+    const step = this.columns < 32 ? 4 : 8;
+    this.columns = Math.ceil(this.columns / step) * step;
+    this.cell = Math.floor(room / this.columns);
   }
 
   #gap() {

@@ -131,7 +131,8 @@ export class Marks {
     const [x0, y0] = this.#middle(source);
     const [x1, y1] = this.#middle(destination);
     const bend = Math.hypot(x1 - x0, y1 - y0) * 0.18;
-    const [cx, cy] = [(x0 + x1) / 2, (y0 + y1) / 2 - bend];
+    const isNearTop = Math.min(y0, y1) < bend;
+    const [cx, cy] = [(x0 + x1) / 2, (y0 + y1) / 2 + (isNearTop ? bend : -bend)];
     const run = calm ? 1 : Math.min(1, progress / 0.55);
     const along = (t) => [
       (1 - t) ** 2 * x0 + 2 * (1 - t) * t * cx + t ** 2 * x1,
@@ -162,15 +163,16 @@ export class Marks {
   #drawCursor(block) {
     const context = this.#context;
     const { ratio, side } = this.#shape;
-    const line = Math.round(2 * ratio);
-    const size = Math.max(side, 6 * ratio) + 2 * line;
+    const line = Math.round((this.#hasFocus ? 3 : 2) * ratio);
+    const size = Math.max(side, 6 * ratio) + line;
     const [x, y] = this.#middle(block);
-    context.strokeStyle = this.#theme.surface;
-    context.lineWidth = 2 * line;
-    context.strokeRect(x - size / 2, y - size / 2, size, size);
-    context.strokeStyle = this.#hasFocus ? this.#theme.focus : this.#theme.ink;
+    const ring = (colour, length) => {
+      context.strokeStyle = colour;
+      context.strokeRect(x - length / 2, y - length / 2, length, length);
+    };
     context.lineWidth = line;
-    context.strokeRect(x - size / 2, y - size / 2, size, size);
+    ring(this.#theme.surface, size - 2 * line);
+    ring(this.#theme.ink, size);
     this.#isBlank = false;
   }
 }

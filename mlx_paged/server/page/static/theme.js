@@ -25,7 +25,6 @@ export class Theme {
     this.muted = colour("--muted");
     this.free = colour("--free");
     this.cached = colour("--cached");
-    this.focus = colour("--focus");
     this.requests = Array.from({ length: NUM_COLOURS }, (_, i) => colour(`--request-${i}`));
   }
 }
