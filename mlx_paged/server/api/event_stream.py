@@ -21,8 +21,8 @@ DONE = b"data: [DONE]\n\n"
 class EventStream(Response):
     """Sends events as they come, and closes their source when the client leaves.
 
-    An error before the first event is answered with its status. After that it is sent as an
-    event, and the stream ends without its [DONE].
+    An error before the first event is raised. After that it is sent as an event, and the stream
+    ends without its [DONE].
     """
 
     media_type = "text/event-stream"
@@ -33,15 +33,11 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_client_leaves(receive, self._send(scope, receive, send))
+        await unless_client_leaves(receive, self._send(send))
 
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
-            try:
-                first = await anext(events)
-            except ApiError as error:
-                await error.response()(scope, receive, send)
-                return
+            first = await anext(events)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             await _send_part(send, event(first))

@@ -100,10 +100,8 @@ class ToolReader:
         if mark:
             self._is_inside, self._pending = True, after
             return before.rstrip() if before.strip() else ""
-        num_held = max(_overlap(before, self.syntax.start), len(before) - len(before.rstrip()))
-        if num_held and not before[: len(before) - num_held].strip():
-            num_held = len(before)
-        end = len(before) - num_held
+        end = len(before) - _overlap(before, self.syntax.start)
+        end = len(before[:end].rstrip())
         self._pending = before[end:]
         return before[:end]
 
