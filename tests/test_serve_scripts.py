@@ -390,7 +390,7 @@ def test_long_requests_do_not_end_by_themselves():
 def test_the_server_survives_a_small_stress(checkpoint):
     pytest.importorskip("uvicorn")
     script = _scripts.SCRIPTS / "serve_stress.py"
-    options = "--requests 60 --concurrency 16 --num-blocks 60 --shutdown-timeout 1 --json"
+    options = "--requests 60 --concurrency 16 --num-blocks 250 --shutdown-timeout 1 --json"
     command = [sys.executable, str(script), "--model", str(checkpoint), *options.split()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.stdout, result.stderr

@@ -39,8 +39,6 @@ def parse(argv: list[str] | None, description: str) -> Parsed:
         parser.error("--plot shows times, and --no-times leaves them out")
     if options.prefill and (options.plot or options.sweep or options.lengths):
         parser.error("--prefill has a table alone, of sequences of --tokens tokens each")
-    if options.prefill and options.kv_bits:
-        parser.error("--kv-bits is for one decode step, and --prefill leaves it out")
     if options.prefill and options.prefill > options.tokens:
         parser.error(f"--prefill {options.prefill} is more than the {options.tokens} --tokens")
     try:

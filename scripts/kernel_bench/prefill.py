@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from mlx_paged.kernels import metal, paged_prefill_attention
 from mlx_paged.kernels.prefill_launch import PrefillLaunch
+from mlx_paged.kernels.quantized import PoolArray
 
 from .counts import Reports
 from .metal_arms import MetalArms
 from .timing import Arm, Clock, measure
-from .workload import KV, Order, Workload, max_error
+from .workload import KV, Order, Workload, as_float64, max_error
 
 Row = dict[str, Any]
 
@@ -40,7 +41,7 @@ class Prefill:
     def attend(
         self,
         queries: mx.array,
-        pools: tuple[mx.array, mx.array],
+        pools: tuple[PoolArray, PoolArray],
         tables: mx.array,
         launch: PrefillLaunch | None = None,
     ) -> mx.array:
@@ -57,14 +58,17 @@ class Prefill:
         )
 
     def reference(self, kv: KV, block_size: int, order: Order) -> npt.NDArray[np.float64]:
-        """Causal attention in float64 with numpy, [new tokens, query heads, head_dim]."""
+        """Causal attention in float64 with numpy, [new tokens, query heads, head_dim].
+
+        Over elements as the kernel has them in threadgroup memory: rounded to the shape's dtype.
+        """
         shape, length = self.workload.shape, self.workload.max_len
-        queries = self._floats(self.queries()).reshape(
+        queries = as_float64(self.queries()).reshape(
             -1, self.num_new, shape.num_kv_heads, shape.group_size, shape.head_dim
         )
         tables = self.workload.tables(block_size, order)
         keys, values = (
-            self._floats(self.workload.pool(flat, block_size))[tables]
+            as_float64(self._rounded(self.workload.pool(flat, block_size)))[tables]
             .swapaxes(1, 2)
             .reshape(len(tables), shape.num_kv_heads, -1, shape.head_dim)[:, :, :length]
             for flat in (kv.keys, kv.values)
@@ -77,19 +81,21 @@ class Prefill:
         out = np.einsum("skgnt,sktd->snkgd", weights, values)
         return out.reshape(self.num_tokens, shape.num_query_heads, shape.head_dim)
 
+    def _rounded(self, pool: PoolArray) -> mx.array:
+        return mx.array(as_float64(pool).astype(np.float32)).astype(self.workload.shape.dtype)
+
     def reduced(self, max_tokens: int) -> Prefill:
         """The same kind of work for an executor."""
         workload = self.workload.reduced(max_tokens)
         num_new = max(1, self.num_new * workload.max_len // self.workload.max_len)
         return Prefill(workload, num_new)
 
-    @staticmethod
-    def _floats(array: mx.array) -> npt.NDArray[np.float64]:
-        return np.array(array.astype(mx.float32)).astype(np.float64)
-
 
 def times(prefill: Prefill, rows: list[Row], clock: Clock, track: Any) -> dict[str, float]:
-    """Add the kernel's times on this Mac to the rows; return those of MLX's own attention."""
+    """Add the kernel's times on this Mac to the rows; return those of MLX's own attention.
+
+    That attends over keys and values that aren't quantised, whatever the pool's are.
+    """
     workload, queries = prefill.workload, prefill.queries()
     caches = MetalArms(workload)
     by_sequence = queries.reshape(-1, prefill.num_new, *queries.shape[1:]).swapaxes(1, 2)
@@ -105,7 +111,7 @@ def times(prefill: Prefill, rows: list[Row], clock: Clock, track: Any) -> dict[s
         return Arm(f"{size} {row['order']}", call, workload.kv_bytes, queries.nbytes)
 
     def mlx_call(i: int) -> list[mx.array]:
-        keys, values = caches.contiguous(i)
+        keys, values = caches.plain.contiguous(i)
         return [
             mx.fast.scaled_dot_product_attention(
                 by_sequence, keys, values, scale=workload.scale, mask="causal"
@@ -113,7 +119,7 @@ def times(prefill: Prefill, rows: list[Row], clock: Clock, track: Any) -> dict[s
         ]
 
     arms = [arm(row) for row in rows]
-    mlx_arm = Arm("MLX", mlx_call, workload.kv_bytes, queries.nbytes)
+    mlx_arm = Arm("MLX", mlx_call, workload.plain.kv_bytes, queries.nbytes)
     seconds = measure([mlx_arm, *arms], clock, track)
     for row, timed in zip(rows, arms, strict=True):
         row["prefill_ms"] = seconds[timed.name] * 1e3
@@ -130,6 +136,7 @@ def count(prefill: Prefill, block_size: int, order: Order, launch: PrefillLaunch
     workload, kv = prefill.workload, prefill.workload.kv()
     pools = workload.pool(kv.keys, block_size), workload.pool(kv.values, block_size)
     arguments = prefill.queries(), pools, mx.array(workload.tables(block_size, order))
+    keys = ("key_codes", "key_scales", "key_biases") if workload.shape.kv_bits else ("key_pool",)
     needed = workload.kv_bytes / 2
     row: Row = {}
     for key, choices in (
@@ -140,7 +147,8 @@ def count(prefill: Prefill, block_size: int, order: Order, launch: PrefillLaunch
         with metal.using(reports):
             out = prefill.attend(*arguments, choices)
             mx.eval(out)
-        row[key] = reports.reports[0]["key_pool"].bytes_loaded / needed
+        prefilled = reports.reports[0]
+        row[key] = sum(prefilled[name].bytes_loaded for name in keys) / needed
     if metal.is_available():
         out = prefill.attend(*arguments, launch)
     return row | {"max_error": max_error(out, prefill.reference(kv, block_size, order))}

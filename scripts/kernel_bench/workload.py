@@ -121,8 +121,8 @@ class Workload:
 
     def reference(self, kv: KV, block_size: int, order: Order) -> npt.NDArray[np.float64]:
         """Attention in float64 with numpy, [sequences, query heads, head_dim]."""
-        queries = _as_float64(self.queries())
-        pools = [_as_float64(self.pool(flat, block_size)) for flat in (kv.keys, kv.values)]
+        queries = as_float64(self.queries())
+        pools = [as_float64(self.pool(flat, block_size)) for flat in (kv.keys, kv.values)]
         out = np.empty(queries.shape)
         tables = self.tables(block_size, order)
         for seq, length in enumerate(self.lens):
@@ -153,7 +153,7 @@ class Workload:
 
 def max_error(out: mx.array, reference: npt.NDArray[np.float64]) -> float:
     """The largest difference; NaN if there is one in `out`."""
-    return float(np.abs(_as_float64(out) - reference).max())
+    return float(np.abs(as_float64(out) - reference).max())
 
 
 def equal_lens(num_sequences: int, tokens: int) -> tuple[int, ...]:
@@ -172,7 +172,8 @@ def drawn_lens(file: Path, num_sequences: int, seed: int) -> tuple[int, ...]:
     return tuple(prompt + draw.randint(1, answer) for prompt, answer in requests)
 
 
-def _as_float64(array: PoolArray) -> npt.NDArray[np.float64]:
+def as_float64(array: PoolArray) -> npt.NDArray[np.float64]:
+    """What an array holds; the elements of a quantised one."""
     if isinstance(array, QuantizedArray):  # dequantised in float32, whatever the scales' dtype
         scales, biases = array.scales.astype(mx.float32), array.biases.astype(mx.float32)
         array = QuantizedArray(array.codes, scales, biases, array.bits)[:]

@@ -18,7 +18,7 @@ from serving.small_server import NUM_PREEMPTIONS, SmallServer, left_over
 
 MIB = 2**20
 # What a process may grow by: allocators keep and split what they have.
-GROWTH_SHARE, GROWTH_BYTES = 0.05, 24 * MIB
+GROWTH_SHARE, GROWTH_BYTES = 0.05, 48 * MIB
 MIN_SAMPLES = 12
 
 OK, LEFT, HUNG = "ok", "left", "hung"

@@ -18,6 +18,10 @@ LOADING_SECONDS = 300.0
 # For the end of a request to reach the metrics: the engine reports once a second.
 SETTLE_SECONDS = 5.0
 
+# So small that an answer of 64 tokens takes 16 of them, and admission keeps one free for each
+# running sequence: with fewer free blocks than answers grow by, some are preempted.
+BLOCK_SIZE = 4
+
 NUM_USED = 'mlx_paged_pool_blocks{state="used"}'
 NUM_OPEN = "mlx_paged_requests_open"
 NUM_RUNNING = "mlx_paged_samples_running"
@@ -56,6 +60,7 @@ class SmallServer:
         options = {
             "--model": setup.model,
             "--port": "{port}",
+            "--block-size": BLOCK_SIZE,
             "--num-blocks": setup.num_blocks,
             "--max-num-seqs": setup.concurrency,
             "--shutdown-timeout": f"{setup.shutdown:g}",
