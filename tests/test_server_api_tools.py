@@ -291,6 +291,14 @@ def test_a_reader_finds_the_same_however_the_text_is_cut(pieces, data, syntax):
         assert len(read([text])[1]) == len(calls)
 
 
+def test_no_more_calls_are_read_than_asked_even_of_one_block():
+    syntax = ToolSyntax("[", "]", lambda text, _: [{"name": name} for name in text.split()])
+    reader = ToolReader(syntax, [], at_most=2)
+    _, calls = reader.feed("[a] [b c] [d]")
+    assert [call.function.name for call in calls] == ["a", "b"]
+    assert reader.is_full and reader.feed("[e]") == reader.finish() == ("", [])
+
+
 def test_every_parser_of_mlx_lm_is_one_that_can_be_read():
     """Their marks are text, and the end may be empty."""
     import importlib

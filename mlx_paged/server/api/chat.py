@@ -115,6 +115,8 @@ class Chat:
 
 async def _begin(context: Context, body: ChatRequest) -> Chat:
     """Everything before the engine."""
+    if body.logprobs:
+        await context.vocabulary.prepare()
     grammar = await grammar_of(body, context.tokenizer)
     prompt = await encode_chat(context.tokenizer, body)
     num_top = body.top_logprobs or 0

@@ -92,6 +92,8 @@ class TextCompletion:
 
 async def _begin(context: Context, body: CompletionRequest) -> TextCompletion:
     """Everything before the engine."""
+    if body.logprobs is not None:
+        await context.vocabulary.prepare()
     prompts = await encode_prompts(context.tokenizer, body.prompt)
     params = sampling_params(
         body,

@@ -99,7 +99,7 @@ class ToolReader:
         before, mark, after = self._pending.partition(self.syntax.start)
         if mark:
             self._is_inside, self._pending = True, after
-            return before.rstrip() if before.strip() else ""
+            return before.rstrip()
         end = len(before) - _overlap(before, self.syntax.start)
         end = len(before[:end].rstrip())
         self._pending = before[end:]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+
 
 class Vocabulary:
     """What single tokens are as bytes. A token may hold a part of a character.
@@ -22,6 +24,11 @@ class Vocabulary:
         """What to put before an answer's tokens, so that their first space is kept."""
         token_ids = self._tokenizer.encode("a", add_special_tokens=False)
         return int(token_ids[-1]) if token_ids else None
+
+    async def prepare(self) -> None:
+        """Read the tokenizer, which takes a second the first time, on another thread."""
+        if "_llguidance" not in self.__dict__:
+            await run_in_threadpool(getattr, self, "_llguidance")
 
     @cached_property
     def _llguidance(self) -> Any:
