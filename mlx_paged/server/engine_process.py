@@ -114,12 +114,12 @@ def _run(channel: Channel) -> int:
 def _ready(engine: Engine, name: str, description: str) -> Ready:
     import mlx.core as mx
 
-    pool = engine.pool
+    pool, kind = engine.pool, mx.default_device().type.name.upper()
     return Ready(
         model=name,
         description=description,
         attention=engine.runner.attention,
-        device=str(mx.default_device()),
+        device=f"{kind} ({mx.device_info().get('device_name', 'of unknown name')})",
         kv_format=str(pool.format),
         block_size=pool.block_size,
         num_blocks=pool.num_blocks,

@@ -127,7 +127,7 @@ def summary(info: Ready, url: str) -> str:
         "pool": f"{info.num_blocks:,} blocks of {info.block_size} tokens: "
         f"{info.num_blocks * info.block_size:,} tokens in {info.pool_nbytes / 2**30:.2f} GiB "
         f"({info.kv_format})",
-        "attention": f"{info.attention}, on {info.device}",
+        "attention": f"{info.attention}, on the {info.device}",
         "serving": f"{url}/v1",
         "pool page": f"{url}/",
     }
