@@ -293,6 +293,7 @@ def test_an_error_in_the_midst_of_a_stream_is_its_last_event(client, served):
         ({"prompt": [["a"]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"] * 128, "n": 9}, "prompt"),
         ({"stop": [""]}, "stop[0]"),
         ({"temperature": "x"}, "temperature"),
         ({"temperature": True}, "temperature"),

@@ -15,6 +15,7 @@ from mlx_paged.server.api.fields import (
 )
 
 MAX_PROMPTS = 256
+MAX_ANSWERS = 1024
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -101,12 +102,18 @@ class CompletionRequest(SamplingFields):
     )
 
     @model_validator(mode="after")
-    def _check_best_of(self) -> CompletionRequest:
+    def _check_agreement(self) -> CompletionRequest:
         n, best_of = self.n or 1, self.best_of
         if best_of is not None and best_of < n:
             raise refusal(f"best_of is {best_of}, fewer than the n = {n} to return.", "best_of")
         if best_of is not None and best_of > n and self.stream:
             raise refusal("best_of can't choose while it streams; leave out stream.", "best_of")
+        if len(self.prompt) * max(n, best_of or 1) > MAX_ANSWERS:
+            raise refusal(
+                f"{len(self.prompt)} prompts with {max(n, best_of or 1)} answers each are more "
+                f"than {MAX_ANSWERS} answers; send several requests.",
+                "prompt",
+            )
         if self.echo and self.logprobs is not None:
             raise refusal(
                 "echo together with logprobs is not supported: log-probabilities of the prompt's "

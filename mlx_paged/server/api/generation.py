@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from mlx_paged.engine.text import TextStream
 from mlx_paged.server.api.answer import Answer
 from mlx_paged.server.api.context import Context
 from mlx_paged.server.api.errors import ENGINE_ERRORS, ApiError, from_engine, invalid, unavailable
+from mlx_paged.server.api.merged import merged
+from mlx_paged.server.api.timing import Timing
 from mlx_paged.server.messages import Token
 
 if TYPE_CHECKING:
@@ -54,10 +56,9 @@ class Generation:
             for _ in order.prompts
         ]
         self._streams: list[TokenStream] = []
-        self._began = time.perf_counter()
+        self._timing = Timing(context.metrics)
         self._num_cached_tokens = [0] * len(order.prompts)
         self._is_late = False
-        self._last_token: dict[tuple[int, int], float] = {}
 
     async def steps(self) -> AsyncGenerator[list[tuple[int, Answer]], None]:
         """Answers that have got something new, each with its prompt's index.
@@ -70,14 +71,14 @@ class Generation:
             with ExitStack() as stack:
                 self._streams = self._open(stack)
                 stack.enter_context(self._deadline())
-                async with contextlib.aclosing(_merged(self._streams)) as merged:
-                    async for prompt_index, tokens in merged:
+                async with contextlib.aclosing(merged(self._streams)) as arriving:
+                    async for prompt_index, tokens in arriving:
                         if touched := self._add(prompt_index, tokens):
                             yield touched
             self._check_ended()
         except ENGINE_ERRORS as error:
             raise from_engine(error) from error
-        self.context.metrics.request_seconds.observe(time.perf_counter() - self._began)
+        self._timing.end()
 
     async def run(self) -> None:
         """Wait for the end of all answers."""
@@ -167,7 +168,7 @@ class Generation:
     def _add(self, prompt_index: int, tokens: list[Token]) -> list[tuple[int, Answer]]:
         self._num_cached_tokens[prompt_index] = tokens[0].num_cached_tokens
         touched: dict[int, Answer] = {}
-        num_new: dict[int, int] = {}
+        num_new: Counter[int] = Counter()
         for token in tokens:
             answer = self.answers[prompt_index][token.index]
             if answer.finish_reason is not None:
@@ -178,21 +179,9 @@ class Generation:
                 self.context.metrics.finished.labels(answer.finish_reason).inc()
             _check_sound(answer)
             touched[token.index] = answer
-            num_new[token.index] = num_new.get(token.index, 0) + 1
-        self._observe(prompt_index, num_new)
+            num_new[token.index] += 1
+        self._timing.tokens(prompt_index, num_new)
         return [(prompt_index, answer) for answer in touched.values()]
-
-    def _observe(self, prompt_index: int, num_new: dict[int, int]) -> None:
-        now, metrics = time.perf_counter(), self.context.metrics
-        for index, num_tokens in num_new.items():
-            metrics.generation_tokens.inc(num_tokens)
-            last = self._last_token.get((prompt_index, index))
-            if last is not None:
-                for _ in range(num_tokens):
-                    metrics.token_seconds.observe((now - last) / num_tokens)
-            elif all(prompt != prompt_index for prompt, _ in self._last_token):
-                metrics.first_token_seconds.observe(now - self._began)
-            self._last_token[prompt_index, index] = now
 
     def _check_ended(self) -> None:
         if all(answer.finish_reason for answers in self.answers for answer in answers):
@@ -214,39 +203,3 @@ def _check_sound(answer: Answer) -> None:
         )
     if answer.finish_reason == "abort":
         raise unavailable("The engine dropped the request.")
-
-
-async def _merged(streams: Sequence[TokenStream]) -> AsyncGenerator[tuple[int, list[Token]], None]:
-    """Tokens of several streams as they come, each with its stream's index."""
-    if len(streams) == 1:
-        async for tokens in streams[0]:
-            yield 0, tokens
-        return
-    queue: asyncio.Queue[tuple[int, list[Token]] | Exception | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_pump(i, stream, queue)) for i, stream in enumerate(streams)]
-    try:
-        num_open = len(tasks)
-        while num_open:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _pump(
-    index: int,
-    stream: TokenStream,
-    queue: asyncio.Queue[tuple[int, list[Token]] | Exception | None],
-) -> None:
-    try:
-        async for tokens in stream:
-            queue.put_nowait((index, tokens))
-        queue.put_nowait(None)
-    except Exception as error:
-        queue.put_nowait(error)
