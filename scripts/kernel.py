@@ -5,7 +5,7 @@
     python scripts/kernel.py --sweep              # on a Mac: find this chip's best launch, keep it
     python scripts/kernel.py --lengths scripts/data/sharegpt.json
     python scripts/kernel.py --prefill            # the last 512 tokens of each are a prompt's
-    python scripts/kernel.py --kv-bits 8          # quantised, against contiguous and plain; with --prefill too
+    python scripts/kernel.py --kv-bits 8          # quantised; with --prefill too
 
 On a Mac the decode kernel and a plain copy are timed against their contiguous variants, and MLX's
 own attention beside them. Elsewhere nothing about Metal can be timed: then the gather path's times

@@ -120,12 +120,27 @@ def test_prefill_is_counted_beside_one_head_in_a_tile(
         assert "prefill_ms" not in row
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_prefill_loads_as_many_rows_as_a_plain_one(
+    bits: int, quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_compiler()
+    loaded = []
+    for stored in ([], ["--kv-bits", str(bits)]):
+        assert quick.main([*SMALL, "--prefill", "13", "--json", *stored]) == 0
+        rows = rows_of(capsys.readouterr().out)
+        assert all(0 < row["max_error"] < 1e-3 for row in rows)
+        loaded.append([row["kv_bytes_loaded_over_needed"] for row in rows])
+    assert loaded[0] == loaded[1]
+
+
+@pytest.mark.parametrize("stored", [[], ["--kv-bits", "4"]], ids=str)
 def test_a_mac_gets_prefill_times_beside_mlxs_own_attention(
-    quick: ModuleType, capsys: pytest.CaptureFixture[str]
+    stored: list[str], quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_compiler()
     with metal.using(EXECUTOR.metal_kernel):
-        assert quick.main([*SMALL, "--prefill", "13", "--json"]) == 0
+        assert quick.main([*SMALL, "--prefill", "13", "--json", *stored]) == 0
     result = json.loads(capsys.readouterr().out)
     for row in result["rows"]:
         tokens = row["prefill_tokens_per_s"] * row["prefill_ms"] / 1e3
@@ -179,7 +194,6 @@ def test_wrong_results_fail_the_measurement(
         (["--lanes", "12"], "shared by [4, 8, 16, 32] lanes, not 12"),
         (["--tokens", "0"], "0 is not at least 1"),
         (["--head-dim", "80", "--kv-bits", "8"], "heads of 80 don't divide into groups of 32"),
-        (["--prefill", "--kv-bits", "8"], "--prefill leaves it out"),
         (["--block-sizes", "512"], "512 is over 256 tokens"),
         (["--lengths", "nowhere.json"], "nowhere.json"),
         (["--plot", "a.png", "--no-times"], "--no-times leaves them out"),
