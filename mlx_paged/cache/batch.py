@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -26,10 +26,15 @@ class SlotMapping:
     """
 
     def __init__(self, slots: npt.ArrayLike, block_size: int) -> None:
-        blocks, offsets = np.divmod(np.asarray(slots, np.int32), block_size)
-        self.blocks = mx.array(blocks)
-        self.offsets = mx.array(offsets)
-        self.first_slot = mx.array(np.array([blocks[0], offsets[0]]))
+        self.blocks, self.offsets = np.divmod(np.asarray(slots, np.int32), block_size)
+        self.block_size = block_size
+        self.rows = cache(self._rows)
+
+    def _rows(self, num_kv_heads: int) -> mx.array:
+        """Where each token's and head's row is among all rows of a pool, [N * num_kv_heads, 1]."""
+        tiles = self.blocks[:, None] * num_kv_heads + np.arange(num_kv_heads, dtype=np.int32)
+        rows = tiles * self.block_size + self.offsets[:, None]
+        return mx.array(rows.reshape(-1, 1))
 
 
 class Row(NamedTuple):

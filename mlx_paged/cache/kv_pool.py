@@ -139,9 +139,10 @@ class KVPool:
                 f"the pool holds {self.dtype}, but the model writes keys of {keys.dtype} and "
                 f"values of {values.dtype}; make the pool with the model's dtype"
             )
+        at = slot_mapping.rows(self.num_kv_heads)
         for arrays, rows in ((self.keys, keys), (self.values, values)):
             written = [
-                _write(part, new, slot_mapping)
+                _write(part, new, at)
                 for part, new in zip(parts(arrays[layer]), self.format.split(rows), strict=True)
             ]
             arrays[layer] = self.format.join(written)
@@ -180,10 +181,12 @@ class KVPool:
         self.keys, self.values = checkpoint
 
 
-def _write(array: mx.array, rows: mx.array, slot_mapping: SlotMapping) -> mx.array:
-    """`array` [blocks, heads, block_size, length] with `rows` [N, heads, length] in N slots."""
-    if rows.shape[0] == 1:
-        # A quarter of a scatter's time on a CPU.
-        return mx.slice_update(array, rows[:, :, None], slot_mapping.first_slot, [0, 2])
-    array[slot_mapping.blocks, :, slot_mapping.offsets] = rows
-    return array
+def _write(array: mx.array, rows: mx.array, at: mx.array) -> mx.array:
+    """`array` [blocks, heads, block_size, length] with `rows` [N, heads, length] in N slots.
+
+    Over flat rows: a scatter by block and offset takes two to three times as long on a CPU, and
+    an update of a single slice is two launches on Metal.
+    """
+    length = array.shape[-1]
+    flat = mx.put_along_axis(array.reshape(-1, length), at, rows.reshape(-1, length), axis=0)
+    return flat.reshape(array.shape)
