@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_paged.server.api.disconnect import ClientLeft
@@ -35,7 +36,7 @@ class Guard:
 
         try:
             await self.app(scope, receive, note_status)
-        except ClientLeft:
+        except (ClientLeft, ClientDisconnect):  # the latter while its body came
             status = CLIENT_LEFT
         except Exception:
             request_id = scope["state"]["request_id"]
