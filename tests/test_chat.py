@@ -522,6 +522,8 @@ def test_a_connection_that_breaks_is_a_sentence(stub):
     with pytest.raises(ValueError, match=r"the connection to http.* failed"):
         model.answer(asked().messages, args, None, seen.append)
     assert seen == ["word0 "]
+    result = run("hi\n", "--url", stub.url, command=REAL)
+    assert (result.returncode, result.stdout) == (1, b"word0 \n")
     result = run("hi\n", "--url", "http://127.0.0.1:1", command=REAL)
     assert (result.returncode, result.stdout) == (1, b"")
     assert b"Connection refused" in result.stderr and result.stderr.count(b"\n") == 1

@@ -64,8 +64,7 @@ class Chat:
     def take(self, line: str) -> None:
         """A question, or a command. Raises ValueError: a sentence on why it has no answer."""
         if line.startswith("/") and not line.startswith("//"):
-            self.commands.run(line)
-            if not line.startswith("/retry"):
+            if not self.commands.run(line):
                 return
         elif line.strip():
             self.conversation.ask(line.removeprefix("/") if line.startswith("//") else line)
@@ -77,12 +76,24 @@ class Chat:
         raise NotImplementedError
 
     def _answer(self) -> Answer:
+        written = ""
+
+        def write(text: str) -> None:
+            nonlocal written
+            written = text or written
+            self.write(text)
+
         messages = self.conversation.messages
-        answer = self.model.answer(messages, self.args, self._seed(), self.write)
+        try:
+            answer = self.model.answer(messages, self.args, self._seed(), write)
+        except ValueError:
+            if written and not written.endswith("\n"):
+                self.write("\n")
+            raise
         self._num_answers += 1
         if answer.text:
             self.conversation.answer(answer.text)
-        if not answer.text.endswith("\n"):
+        if not written.endswith("\n"):
             self.write("\n")
         return answer
 

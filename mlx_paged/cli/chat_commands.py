@@ -59,8 +59,8 @@ class Commands:
             "/exit": self._quit,
         }
 
-    def run(self, line: str) -> None:
-        """Does what the line says. A question that waits afterwards is to be answered.
+    def run(self, line: str) -> bool:
+        """Does what the line says, and returns whether the last question is to be answered.
 
         Raises ValueError, a sentence, if it can't, and Quit at the end.
         """
@@ -69,6 +69,7 @@ class Commands:
         if command is None:
             raise ValueError(f"there is no command {name}; /help lists them")
         command(rest.strip())
+        return name == "/retry"
 
     def _help(self, rest: str) -> None:
         names = ", ".join(name.replace("_", "-") for name in PARAMS)
