@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from mlx_paged.server import page
@@ -17,6 +18,7 @@ from mlx_paged.server.api.context import Context
 from mlx_paged.server.api.guard import Guard
 from mlx_paged.server.api.metrics import Metrics
 from mlx_paged.server.api.request_id import HEADER, RequestIds
+from mlx_paged.server.api.responses import ChatChunk
 from mlx_paged.server.api.settings import ServerSettings
 from mlx_paged.server.api.vocabulary import Vocabulary
 
@@ -77,6 +79,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         )
         components = document["components"]
         components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+        components["schemas"] |= _schemas(ChatChunk)
         for name in ("HTTPValidationError", "ValidationError"):
             components["schemas"].pop(name, None)
         for path, operations in document["paths"].items():
@@ -86,3 +89,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                     operation["security"] = [{"ApiKey": []}, {}]
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _schemas(model: type[BaseModel]) -> dict[str, Any]:
+    """A model that no route names, and what it consists of, for the document's components."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**schema.pop("$defs", {}), model.__name__: schema}

@@ -29,7 +29,7 @@ from mlx_paged.server.api.responses import (
     ToolCallDelta,
     ToolCallMade,
 )
-from mlx_paged.server.api.route import GENERATES, JsonRoute
+from mlx_paged.server.api.route import JsonRoute, generates
 from mlx_paged.server.api.sampling import sampling_params
 from mlx_paged.server.api.structure import grammar_of
 from mlx_paged.server.api.tool_calls import JSON_SYNTAX, ToolReader, syntax_of
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.post(
         "/v1/chat/completions",
         response_model=ChatCompletion,
-        responses=GENERATES,
+        responses=generates(ChatChunk),
         summary="Answer a chat",
     )
     async def create_chat_completion(

@@ -19,7 +19,7 @@ from mlx_paged.server.api.logprobs import completion_logprobs
 from mlx_paged.server.api.prompt import encode_prompts
 from mlx_paged.server.api.reply import Reply, finish_reason, new_id
 from mlx_paged.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
-from mlx_paged.server.api.route import GENERATES, JsonRoute
+from mlx_paged.server.api.route import JsonRoute, generates
 from mlx_paged.server.api.sampling import sampling_params
 
 
@@ -30,7 +30,7 @@ def router(context: Context) -> APIRouter:
     @routes.post(
         "/v1/completions",
         response_model=Completion,
-        responses=GENERATES,
+        responses=generates(Completion),
         summary="Go on from text or tokens",
     )
     async def create_completion(

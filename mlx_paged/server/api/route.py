@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -35,14 +36,34 @@ def error_responses(*statuses: int) -> ErrorResponses:
     return {status: {"model": ErrorBody, "description": _ERRORS[status]} for status in statuses}
 
 
-GENERATES: ErrorResponses = {
-    200: {
-        "description": "The answer; with `stream`, chunks of it as server-sent events, and "
-        "`[DONE]` as the last.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    },
-    **error_responses(400, 401, 404, 413, 415, 500, 503, 504),
-}
+def generates(chunk: type[BaseModel]) -> ErrorResponses:
+    """What a route that generates text answers, besides its whole answer.
+
+    Args:
+        chunk: what the events of a stream hold. It must be among the document's schemas.
+    """
+    part = {
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": f"#/components/schemas/{chunk.__name__}"},
+    }
+    event = {
+        "type": "object",
+        "properties": {
+            "data": {
+                "type": "string",
+                "description": "A chunk as JSON, or `[DONE]` as the last.",
+                "anyOf": [part, {"const": "[DONE]"}],
+            }
+        },
+        "required": ["data"],
+    }
+    return {
+        200: {
+            "description": "The answer; with `stream`, its parts as server-sent events.",
+            "content": {"text/event-stream": {"schema": event}},
+        },
+        **error_responses(400, 401, 404, 413, 415, 500, 503, 504),
+    }
 
 
 class JsonRequest(Request):
