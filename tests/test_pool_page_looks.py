@@ -193,8 +193,8 @@ def test_every_control_has_a_name_and_every_part_a_role(page):
 
 
 def test_no_width_scrolls_sideways(page):
-    send(page, PROMPT + "x" * 60, max_tokens=12, samples=4)
-    expect(page.locator(".end")).to_have_text(["reached max tokens"] * 4)
+    send(page, PROMPT + "x" * 60, max_tokens=200, samples=2)
+    expect(page.locator(".strip")).to_have_count(2)
     for width in (320, 390, 768, 1024, 1280, 2200):
         page.set_viewport_size({"width": width, "height": 800})
         page.wait_for_timeout(100)
@@ -213,10 +213,13 @@ def test_layout_stays_where_it_is_while_the_pool_changes(page, pool):
       return [box.x, box.y, box.width];
     })"""
     before = page.evaluate(places)
-    send(page, max_tokens=60, button="Fork into 4")
-    page.wait_for_selector("#requests .strip")
+    send(page, max_tokens=200, button="Fork into 4")
+    expect(page.locator("#requests .shared").first).to_be_visible()
     page.hover("#grid", position={"x": 60, "y": 15})
-    page.wait_for_selector(".end:not(:empty)")
+    expect(page.locator("#block p")).to_have_count(5)
+    assert page.evaluate(places) == before
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#no-requests")).to_be_visible()
     assert page.evaluate(places) == before
     assert page.evaluate("window.shift") < 0.05
 
@@ -233,4 +236,4 @@ def test_idle_page_uses_little_of_the_processor(page):
 
     before, began = seconds(), time.monotonic()
     page.wait_for_timeout(3000)
-    assert 0 < (seconds() - before) / (time.monotonic() - began) < 0.05
+    assert 0 < (seconds() - before) / (time.monotonic() - began) < 0.02
