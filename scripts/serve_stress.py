@@ -34,7 +34,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="smollm2, a folder or a hub id")
     parser.add_argument("--requests", type=int, default=500, help="of the first act (500)")
     parser.add_argument("--concurrency", type=int, default=64, help="clients at once (64)")
-    parser.add_argument("--num-blocks", type=int, default=1200, help="of 4 tokens (1200)")
+    parser.add_argument("--num-blocks", type=int, default=600, help="of 4 tokens (600)")
     parser.add_argument(
         "--leaving", type=float, default=0.2, metavar="SHARE", help="of clients (0.2)"
     )

@@ -26,6 +26,7 @@ class StubServer:
         self.bodies, self.headers, self.num_left = [], [], 0
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *_: None  # clients that leave
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
 
     def __enter__(self):
