@@ -230,6 +230,27 @@ def test_sixteen_prompts_answer_as_each_alone_in_the_same_pool(model, bits, opti
     assert (stats.num_preemptions > 0) == ("num_blocks" in options)
 
 
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_in_batches_of_as_many_rows_no_bit_of_a_row_depends_on_the_others(model, bits):
+    """Batches of other sizes may give other last bits: BLAS chooses its kernels by the shape."""
+    prompts = [prompt * 3 for prompt in make_prompts(6, max_length=60, seed=7)]
+    num_rows = len(prompts)
+
+    def logits(rows):
+        """A decode step's, of those prompts; the other rows hold one token."""
+        pool = KVPool.for_model(model, 200, BLOCK_SIZE, kv_bits=bits)
+        sequences = [
+            Sequence(pool.blocks, prompts[i] if i in rows else [0]) for i in range(num_rows)
+        ]
+        for i in rows:
+            step(model, pool, [sequences[i]], [len(prompts[i]) - 1])
+        return np.array(step(model, pool, sequences, [1] * num_rows))
+
+    together = logits(range(num_rows))
+    for row in range(num_rows):
+        np.testing.assert_array_equal(logits([row])[row], together[row])
+
+
 def test_eight_bits_change_logits_little_and_four_bits_more(model):
     prompt = make_prompts(1, max_length=200, seed=3)[0]
 

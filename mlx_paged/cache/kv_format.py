@@ -19,7 +19,8 @@ class KVFormat:
 
     Codes are rounded, so a difference in a last bit, as between a batch's matrix products and a
     single row's, now and then grows to a whole step. Near ties in sampling may then fall either
-    way, as they do among plain rows, but more often.
+    way, as they do among plain rows, but more often. In batches of as many rows no bit differs,
+    whoever is in them.
 
     Attributes:
         dtype: of K and V in the model.

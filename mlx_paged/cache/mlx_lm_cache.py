@@ -31,7 +31,8 @@ def make_paged_prompt_cache(model: nn.Module, pool: KVPool) -> list[PagedKVCache
     if others:
         raise ValueError(
             f"this model keeps its state in {', '.join(others)}; only models of full attention "
-            "alone, whose layers all take a KVCache, run on a paged pool"
+            "alone, whose layers all take a KVCache, run on a paged pool by mlx-lm's functions "
+            "(mlx_paged.LLM runs Llama and Qwen2 with windows)"
         )
     if len(wanted) != pool.num_layers:
         raise ValueError(f"the model has {len(wanted)} layers and the pool {pool.num_layers}")
