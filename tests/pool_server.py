@@ -35,7 +35,7 @@ def ready(num_blocks=128, block_size=4):
         model="tiny",
         description="made of integers",
         attention="gather",
-        device="cpu",
+        device="the CPU",
         kv_format="float32",
         block_size=block_size,
         num_blocks=num_blocks,

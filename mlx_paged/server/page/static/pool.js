@@ -47,9 +47,10 @@ connection.run();
 
 function showEngine({ model_name, engine }) {
   ask.model = model_name;
-  const parts = [model_name, `${engine.attention} attention`, engine.device, `${engine.kv_format} KV`];
+  const attention = `${engine.attention} attention on ${engine.device}`;
   const size = `${counted(engine.num_blocks, "block")} of ${counted(engine.block_size, "token")}, ${bytes(engine.pool_nbytes)}`;
-  setText(find("engine"), [...parts, size].join(" · "));
+  const parts = [model_name, attention, `${engine.kv_format} KV`, size];
+  setText(find("engine"), parts.join(" · "));
   if (blocks.numBlocks !== engine.num_blocks) showBlocks(new Blocks(engine.num_blocks, engine.block_size));
 }
 

@@ -21,9 +21,7 @@ export class RequestList {
   }
 
   show(blocks) {
-    const groups = Map.groupBy
-      ? Map.groupBy(blocks.tables, (table) => table.request_id)
-      : grouped(blocks.tables);
+    const groups = byRequest(blocks.tables);
     for (const [id, row] of this.#rows) if (!groups.has(id)) this.#remove(id, row);
     for (const [id, tables] of groups) {
       if (!this.#rows.has(id)) this.#add(id);
@@ -52,7 +50,7 @@ export class RequestList {
   }
 }
 
-function grouped(tables) {
+function byRequest(tables) {
   const groups = new Map();
   for (const table of tables) {
     if (!groups.has(table.request_id)) groups.set(table.request_id, []);
