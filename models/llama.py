@@ -13,6 +13,7 @@ class ModelArgs(qwen2.ModelArgs):
     head_dim: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

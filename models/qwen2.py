@@ -32,7 +32,7 @@ class ModelArgs(BaseModelArgs):
     rope_scaling: dict[str, float | str] | None = None
     tie_word_embeddings: bool = True
     use_sliding_window: bool = False
-    sliding_window: int | None = None
+    sliding_window: int | None = 4096
     max_window_layers: int = 28
     layer_types: list[str] | None = None
 
@@ -78,7 +78,7 @@ class ModelArgs(BaseModelArgs):
     @property
     def attention_types(self) -> list[str]:
         layers = range(self.num_hidden_layers)
-        if not self.use_sliding_window:
+        if not self.use_sliding_window or self.sliding_window is None:
             return [FULL for _ in layers]
         first = self.max_window_layers
         return self.layer_types or [SLIDING if layer >= first else FULL for layer in layers]

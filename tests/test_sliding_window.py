@@ -127,12 +127,17 @@ def test_qwen2_slides_in_the_layers_after_its_first_ones():
         (qwen2, {"layer_types": LAYER_TYPES}, [None] * 3),
         (qwen2, {"use_sliding_window": True, "max_window_layers": 1}, [None, 8, 8]),
         (qwen2, {"use_sliding_window": True}, [None] * 3),
+        (
+            qwen2,
+            {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},
+            [None] * 3,
+        ),
         (qwen2, {"use_sliding_window": True, "layer_types": LAYER_TYPES}, [8, None, 8]),
     ],
     ids=str,
 )
 def test_which_layers_slide(args_class, changes, windows):
-    config = tiny_config(num_hidden_layers=3, sliding_window=8, **changes)
+    config = tiny_config(num_hidden_layers=3, **{"sliding_window": 8, **changes})
     assert args_class.ModelArgs.from_dict(config).windows == windows
 
 
