@@ -151,7 +151,8 @@ def test_the_engines_options_are_checked_before_a_model_is_loaded():
 
 @pytest.mark.parametrize(("bits", "group_size"), FORMATS)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-def test_gathered_attention_is_that_over_the_dequantised_rows(bits, group_size, dtype):
+@pytest.mark.parametrize("window", [None, 21])
+def test_gathered_attention_is_that_over_the_dequantised_rows(bits, group_size, window, dtype):
     """Decode rows and prefill rows, in shuffled blocks of a pool that is NaN elsewhere."""
     rows = [(0, 1), (3, 1), (299, 1), (130, 1), (0, 30), (20, 7)]
     rng = np.random.default_rng(0)
@@ -170,21 +171,23 @@ def test_gathered_attention_is_that_over_the_dequantised_rows(bits, group_size, 
             for a in (keys, values)
         ]
         queries.append(mx.random.normal((new, 6, HEAD_DIM)).astype(dtype))
-        expected.append(attention(queries[-1], *stored, cached))
+        expected.append(attention(queries[-1], *stored, cached, window))
         specs.append((table, cached, new))
     batch = Batch.of(specs, BLOCK_SIZE)
     pools = pool.keys[0], pool.values[0]
-    output = paged_attention(mx.concatenate(queries), *pools, batch, HEAD_DIM**-0.5, "gather")
+    queries = mx.concatenate(queries)
+    output = paged_attention(queries, *pools, batch, HEAD_DIM**-0.5, "gather", window)
     error = np.abs(np.array(output.astype(mx.float32)) - np.concatenate(expected))
     assert error.max() < BOUNDS[dtype]
 
 
-def attention(queries, keys, values, num_cached):
+def attention(queries, keys, values, num_cached, window):
     """Causal, in float64."""
     queries = np.array(queries.astype(mx.float32)).astype(np.float64)
     output = np.empty_like(queries)
     for i, head in np.ndindex(queries.shape[:2]):
-        seen, kv_head = slice(0, num_cached + i + 1), head // (queries.shape[1] // keys.shape[1])
+        stop, kv_head = num_cached + i + 1, head // (queries.shape[1] // keys.shape[1])
+        seen = slice(max(0, stop - (window or stop)), stop)
         scores = keys[seen, kv_head] @ queries[i, head] / np.sqrt(HEAD_DIM)
         weights = np.exp(scores - scores.max())
         output[i, head] = weights @ values[seen, kv_head] / weights.sum()
