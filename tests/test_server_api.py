@@ -5,6 +5,7 @@ import pytest
 from fake_client import FOREVER, MODEL, FakeClient, make_app, serving
 from prometheus_client.parser import text_string_to_metric_families
 
+from mlx_paged.server.api.hosts import LOOPBACK
 from mlx_paged.server.api.settings import ServerSettings
 from mlx_paged.server.token_stream import (
     EngineDied,
@@ -286,3 +287,23 @@ def test_the_openapi_document_tells_errors_as_they_are(client, http):
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must be"):
         ServerSettings(model_name="m", **wrong)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000"])
+def test_a_server_is_called_by_its_names(host):
+    client = FakeClient()
+    with serving(make_app(client, allowed_hosts=LOOPBACK)) as url:
+        assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["rebound.example", "localhost.example:8000", "127.0.0.1.x"])
+def test_a_page_that_points_its_own_name_here_is_refused(host):
+    client = FakeClient()
+    with serving(make_app(client, allowed_hosts=LOOPBACK)) as url:
+        for path in ("/", "/health", "/v1/models", "/pool"):
+            response = httpx.get(f"{url}{path}", headers={"Host": host})
+            assert response.status_code == 403
+            assert "--allowed-host" in error_of(response)["message"]
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"Host": host})
+        assert response.status_code == 403
+    assert not client.opened

@@ -148,6 +148,14 @@ def _add_http(parser: argparse.ArgumentParser) -> None:
         help="let web pages of this origin call the server; may be repeated (none)",
     )
     group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which the server may be called; may be repeated (on 127.0.0.1 that and "
+        "localhost, elsewhere any)",
+    )
+    group.add_argument(
         "--max-waiting",
         type=whole(1),
         default=1024,

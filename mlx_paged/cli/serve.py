@@ -21,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
             f"the server needs {error.name}, which is not installed: "
             "pip install 'mlx-paged[server]'"
         ) from error
+    from mlx_paged.server.api.hosts import LOOPBACK
     from mlx_paged.server.api.settings import ServerSettings
     from mlx_paged.server.messages import Start
 
@@ -33,12 +34,14 @@ def run(args: argparse.Namespace) -> int:
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
+    is_private = args.host in ("localhost", "127.0.0.1", "::1")
     settings = ServerSettings(
         model_name=args.served_model_name or args.model,
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
         max_body_nbytes=round(args.max_body * 2**20),
         request_timeout=args.request_timeout or None,
         cors_origins=tuple(args.cors_origin),
+        allowed_hosts=(*LOOPBACK, *args.allowed_host) if is_private else tuple(args.allowed_host),
     )
     serve(
         ServeOptions(

@@ -16,6 +16,7 @@ from mlx_paged.server.api.auth import ApiKey
 from mlx_paged.server.api.body_limit import BodyLimit
 from mlx_paged.server.api.context import Context
 from mlx_paged.server.api.guard import Guard
+from mlx_paged.server.api.hosts import Hosts
 from mlx_paged.server.api.metrics import Metrics
 from mlx_paged.server.api.request_id import HEADER, RequestIds
 from mlx_paged.server.api.responses import ChatChunk
@@ -67,6 +68,8 @@ def _add_middleware(app: FastAPI, context: Context) -> None:
             allow_headers=["Authorization", "Content-Type", HEADER],
             expose_headers=[HEADER],
         )
+    if settings.allowed_hosts:
+        app.add_middleware(Hosts, names=settings.allowed_hosts)
     app.add_middleware(Guard, metrics=context.metrics)
     app.add_middleware(RequestIds)
 

@@ -20,6 +20,7 @@ LONG = 2**18
 _ERRORS = {
     400: "The request can't be served as it is.",
     401: "The API key is missing or wrong.",
+    403: "The Host header names another server.",
     404: "There is no such model or route.",
     405: "The route doesn't know this method.",
     413: "The body is too large.",
@@ -62,7 +63,7 @@ def generates(chunk: type[BaseModel]) -> ErrorResponses:
             "description": "The answer; with `stream`, its parts as server-sent events.",
             "content": {"text/event-stream": {"schema": event}},
         },
-        **error_responses(400, 401, 404, 413, 415, 500, 503, 504),
+        **error_responses(400, 401, 403, 404, 413, 415, 500, 503, 504),
     }
 
 

@@ -17,7 +17,7 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
 
     @routes.get(
-        "/v1/models", tags=["OpenAI"], responses=error_responses(401), summary="List models"
+        "/v1/models", tags=["OpenAI"], responses=error_responses(401, 403), summary="List models"
     )
     async def list_models() -> ModelList:
         return ModelList(data=[_card(context)])
@@ -25,7 +25,7 @@ def router(context: Context) -> APIRouter:
     @routes.get(
         "/v1/models/{model:path}",
         tags=["OpenAI"],
-        responses=error_responses(401, 404),
+        responses=error_responses(401, 403, 404),
         summary="Describe a model",
     )
     async def describe_model(model: str) -> ModelCard:
@@ -40,7 +40,7 @@ def router(context: Context) -> APIRouter:
     @routes.get(
         "/ready",
         tags=["Service"],
-        responses=error_responses(503),
+        responses=error_responses(403, 503),
         summary="Whether the engine makes progress",
     )
     async def ready() -> Health:
@@ -54,7 +54,7 @@ def router(context: Context) -> APIRouter:
         response_class=Response,
         responses={
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-            **error_responses(401),
+            **error_responses(401, 403),
         },
         summary="Counts for Prometheus",
     )

@@ -19,6 +19,7 @@ class ServerSettings:
         max_body_nbytes: of a request's body; a longer one gets status 413.
         request_timeout: seconds until a request's answer must be complete; None for no bound.
         cors_origins: origins whose pages may call the server; "*" for all.
+        allowed_hosts: names that a request's Host header may have; empty for any.
         created: when the model was taken into service, in seconds since 1970.
     """
 
@@ -27,6 +28,7 @@ class ServerSettings:
     max_body_nbytes: int = MAX_BODY_NBYTES
     request_timeout: float | None = REQUEST_TIMEOUT
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
