@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -50,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser, plot: bool = True) -> None:
 
 
 def run(main: Callable[[], Any]) -> None:
-    """Call a script's main function; a bad input is one line on stderr, and exit status 1."""
+    """Call a script's main function; a bad input is one line on stderr, and exit status 1.
+
+    SIGTERM ends it as Ctrl-C does, with what it has started.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         sys.exit(main())
     except (ValueError, RuntimeError) as error:
