@@ -119,6 +119,8 @@ class Attention(nn.Module):
         keys = self.k_proj(x).reshape(num_tokens, self.n_kv_heads, 1, -1)
         values = self.v_proj(x).reshape(num_tokens, self.n_kv_heads, -1)
 
+        # A launch each: for one they would have to lie side by side, which takes two copies, or a
+        # product of both, whose weights would have other names than mlx-lm's.
         queries = self.rope(queries, offset=cache.positions).squeeze(2)
         keys = self.rope(keys, offset=cache.positions).squeeze(2)
 
