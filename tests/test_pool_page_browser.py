@@ -44,24 +44,45 @@ def test_grid_follows_the_pool(page, pool):
 
 
 def test_prompt_is_answered_and_its_blocks_are_listed_and_outlined(page, pool):
+    pool.step_seconds = 0.1
     send(page, max_tokens=len(SAYINGS[0]))
     answer = page.locator(".answer")
     expect(answer.locator(".state")).to_have_text("Request 1, answering")
-    strip = page.locator("#requests .strip").first
-    listed = [int(text) for text in strip.locator("li").all_inner_texts()]
+    listed = [int(text) for text in page.locator(".strip li").all_inner_texts()]
     assert listed and listed == table_of(pool)[: len(listed)]
     assert page.evaluate("""() => {
       const canvas = document.getElementById("marks");
       const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
       return pixels.some((value) => value > 0);
     }""")
+    pool.step_seconds = 0.001
     expect(answer.locator(".state")).to_have_text("Request 1, done")
     assert answer.locator(".text").text_content() == SAYINGS[0]
     assert answer.locator(".end").inner_text() == "reached max tokens"
     assert page.locator("#spoken").text_content() == f"Answer: {SAYINGS[0]}"
 
 
+def test_request_has_one_colour_everywhere(page, pool):
+    pool.step_seconds = 0.1
+    send(page)
+    expect(page.locator(".answer .state")).to_have_text("Request 1, answering")
+    page.hover("#grid", position={"x": 50, "y": 20})
+    shown = page.evaluate("""() => {
+      const style = (selector) => getComputedStyle(document.querySelector(selector));
+      return [
+        style(":root").getPropertyValue("--request-0"),
+        style("#requests .swatch").backgroundColor,
+        style("#requests .strip li").borderTopColor,
+        style(".answer .swatch").backgroundColor,
+        style("#block .swatch").backgroundColor,
+      ];
+    }""")
+    assert len(set(shown)) == 1
+    assert pixel(page, table_of(pool)[0]) == colour_of(page, "--request-0")
+
+
 def test_fork_into_4_shares_blocks_and_copies_one_for_each_that_writes(page, pool):
+    pool.step_seconds = 0.1
     send(page, max_tokens=60, button="Fork into 4")
     num_full = (len("[user]") + len(PROMPT) + len("[assistant]")) // 4
     strips = page.locator("#requests .strip")
@@ -71,6 +92,7 @@ def test_fork_into_4_shares_blocks_and_copies_one_for_each_that_writes(page, poo
     assert len(shared[0]) == num_full and all(ids == shared[0] for ids in shared)
     expect(page.locator("#requests .numbers")).to_contain_text(f"{num_full} shared")
     assert figure(page, "Blocks copied") == str(pool.counts.num_copies) == "3"
+    pool.step_seconds = 0.001
     expect(page.locator(".answer .end")).to_have_text(["reached max tokens"] * 4)
     texts = page.locator(".answer .text").all_text_contents()
     assert texts == [saying[:60] for saying in SAYINGS]

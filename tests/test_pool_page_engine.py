@@ -72,8 +72,8 @@ def test_fork_into_4_beside_others_with_the_same_system_prompt(browser, smollm2_
     options = ("--num-blocks", "128", "--block-size", "8", "--served-model-name", "smollm2")
     num_others = len(QUESTIONS) if PICTURE else 1
     with (
-        serving(smollm2_path, *options, "--shutdown-timeout", "0") as server,
         ThreadPoolExecutor(num_others) as others,
+        serving(smollm2_path, *options, "--shutdown-timeout", "0") as server,
         opened(browser, server, viewport={"width": 1280, "height": 1000}) as page,
     ):
         for i in range(num_others):
