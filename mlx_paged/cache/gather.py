@@ -24,7 +24,8 @@ MAX_TILE_TOKENS = 256
 # Below this many tokens a block, one matrix product per block costs more than a copy.
 MIN_IN_PLACE_BLOCK_SIZE = 8
 
-# A single row of up to this many tokens costs less copied: fewer operations on a CPU.
+# A single row of up to this many tokens costs less copied: fewer operations on a CPU. Its last bits
+# then aren't those that it has in a batch, as with a BLAS's products of a single row.
 SHORT_ROW_TOKENS = 128
 
 
