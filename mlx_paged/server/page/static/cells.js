@@ -3,6 +3,8 @@
 import { CACHED, FREE } from "./blocks.js";
 
 const NO_LOOK = 0xffffffff;
+// As many as fit into a look beside the rest.
+const MAX_REFERENCES = 63;
 
 export class Cells {
   #context;
@@ -39,7 +41,7 @@ export class Cells {
     if (first < 0) return blocks.state[block];
     const other = blocks.other[block];
     const filled = this.#filledHeight(blocks, block);
-    const references = Math.min(blocks.references[block], 63);
+    const references = Math.min(blocks.references[block], MAX_REFERENCES);
     const pair = (colours[first] << 4) | (other < 0 ? 15 : colours[other]);
     return ((pair << 16) | (filled << 8) | (references << 2) | blocks.state[block]) >>> 0;
   }
@@ -110,7 +112,8 @@ export class Cells {
   #drawShared(x, y, side, references) {
     const context = this.#context;
     const { ratio } = this.#shape;
-    const hasRoom = side >= 16 * ratio;
+    const text = references < MAX_REFERENCES ? String(references) : `${MAX_REFERENCES}+`;
+    const hasRoom = side >= (12 + 4 * text.length) * ratio;
     const hole = hasRoom ? Math.round(side * 0.62) : Math.max(1, Math.round(side * 0.4));
     const inset = Math.floor((side - hole) / 2);
     context.fillStyle = this.#theme.surface;
@@ -120,7 +123,6 @@ export class Cells {
     context.font = `600 ${Math.round(Math.min(12 * ratio, hole * 0.8))}px system-ui, sans-serif`;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const text = references > 99 ? "99" : String(references);
     context.fillText(text, x + side / 2, y + side / 2 + 0.5 * ratio);
   }
 

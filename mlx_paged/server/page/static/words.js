@@ -23,7 +23,7 @@ export function percent(share) {
   return `${Math.round(100 * share)} %`;
 }
 
-/** "3.1 GB" */
+/** "3.1 GB", never broken between number and unit. */
 export function bytes(number) {
   const units = ["bytes", "kB", "MB", "GB", "TB"];
   let power = 0;
@@ -31,7 +31,7 @@ export function bytes(number) {
     number /= 1000;
     power += 1;
   }
-  return `${rounded.format(number)} ${units[power]}`;
+  return `${rounded.format(number)}\u00a0${units[power]}`;
 }
 
 /** "7" or "7 to 12" */
