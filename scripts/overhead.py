@@ -39,7 +39,7 @@ class StandIn(nn.Module):
         self.args = model.args
 
     def __call__(self, tokens: mx.array, cache: Any, rows: mx.array) -> mx.array:
-        _ = cache.positions, cache.batch.slot_mapping, cache.batch.block_tables
+        _ = cache.positions, cache.batch.slot_mapping.rows(1), cache.batch.block_tables
         _ = cache.batch.context_lens
         return mx.zeros((rows.size, VOCAB_SIZE))
 
