@@ -5,7 +5,9 @@ from pool_browser import CHROMIUM, opened, sync_api
 from pool_server import PoolServer, SimulatedPool
 
 
-@pytest.fixture(scope="session")
+# Ended with each module: while it lives, Playwright's event loop counts as running in this
+# thread, and no other test could run one.
+@pytest.fixture(scope="module")
 def browser():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LD_PRELOAD", raising=False)  # a BLAS for MLX, which ends Playwright's node
