@@ -128,6 +128,7 @@ def test_cancel_gives_the_blocks_back(page, pool):
 def test_keyboard_moves_from_block_to_block_and_tells_what_it_holds(page, pool, server):
     tables = [Table("a", 0, True, [0, 1, 2], 10, 12, 11, 0), Table("b", 0, True, [0], 4, 5, 4, 0)]
     server.call(pool.put, PoolView(stats(), [(100, 28)], tables, []))
+    expect(legend(page).nth(2)).to_have_text("3")
     grid, note, spoken = (page.locator(f"#{name}") for name in ("grid", "block", "spoken-block"))
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"

@@ -81,13 +81,22 @@ def test_fork_into_4_beside_others_with_the_same_system_prompt(browser, smollm2_
             expect(page.locator(".phase").nth(i)).to_have_text("decode")
         fork(page)
         expect(page.locator(".answer .text").nth(3)).to_have_text(SOME_WORDS)
-        assert int(legend(page).nth(3).inner_text()) > 10
-        assert int(figure(page, "Blocks copied")) >= 3
-        assert figure(page, "Running") == str(num_others + 4)
+        # The page gets the pool some time after the answers.
+        eventually(page, lambda: int(legend(page).nth(3).inner_text()) > 10)
+        eventually(page, lambda: int(figure(page, "Blocks copied")) >= 3)
+        eventually(page, lambda: figure(page, "Running") == str(num_others + 4))
         if PICTURE:
             take_picture(page)
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator("#requests > li")).to_have_count(num_others)
+
+
+def eventually(page, is_so):
+    for _ in range(100):
+        if is_so():
+            return
+        page.wait_for_timeout(50)
+    assert is_so()
 
 
 def fork(page):

@@ -59,7 +59,7 @@ def mixed_load(
 ) -> dict[str, Any]:
     """All requests, some of whose clients leave. Afterwards nothing must be left of them."""
     start = time.monotonic()
-    with MemoryMeter(server.pid, seconds=0.25) as meter:
+    with MemoryMeter(server.pid, seconds=0.1) as meter:
         replies = server.run(jobs, on_reply)
     seconds = time.monotonic() - start
     timeout = server.setup.timeout
