@@ -140,6 +140,11 @@ class Person:
     def type(self, keys):
         os.write(self.fd, keys.encode())
 
+    def interrupt_the_prompt(self):
+        """Once it waits for keys: it would notice a signal just before that with the next key."""
+        time.sleep(0.2)
+        self.type(CTRL_C)
+
     def see(self, text, seconds=30):
         """Reads until the text has come, and drops all up to its end."""
         end = time.monotonic() + seconds
@@ -234,15 +239,14 @@ def test_a_second_ctrl_c_at_the_prompt_leaves_unless_a_line_came_between():
         one.see("> ")
         one.type("half a li")
         one.see("half a li")
-        one.type(CTRL_C)
+        one.interrupt_the_prompt()
         one.see("Ctrl-C again, or Ctrl-D, leaves")
         one.see("> ")
         one.type("hi\r")
         one.see(WORDS)
         for _ in range(2):
             one.see("> ")
-            time.sleep(0.2)  # until it waits for keys
-            one.type(CTRL_C)
+            one.interrupt_the_prompt()
         assert one.status() == 130
 
 
