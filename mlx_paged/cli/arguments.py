@@ -15,6 +15,9 @@ MAX_SEED = 2**64 - 1
 KV_BITS = (8, 4)
 KV_GROUP_SIZES = (32, 64)
 
+API_KEY_VARIABLE = "MLX_PAGED_API_KEY"
+INSTALL_SERVER = "pip install 'mlx-paged[server]'"
+
 MODEL_HELP = "smollm2, smollm2-qwen2, a folder written by mlx_lm.convert, or a hub id"
 
 
@@ -84,8 +87,16 @@ def number(low: float, high: float = math.inf, above: bool = False) -> Callable[
     return parse
 
 
-def to_bytes(gibibytes: float | None) -> int | None:
-    return None if gibibytes is None else round(gibibytes * 2**30)
+def pool_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of `_add_pool` say, by the names of `EngineOptions`."""
+    return {
+        "block_size": args.block_size,
+        "num_blocks": args.num_blocks,
+        "kv_memory": None if args.kv_memory is None else round(args.kv_memory * 2**30),
+        "kv_bits": args.kv_bits,
+        "kv_group_size": args.kv_group_size,
+        "attention": args.attention,
+    }
 
 
 def _add_generate(commands: Any) -> None:
@@ -135,7 +146,7 @@ def _add_http(parser: argparse.ArgumentParser) -> None:
         "--port", type=whole(0, 65535), default=8000, help="port; 0 takes a free one (8000)"
     )
     group.add_argument(
-        "--api-key", metavar="KEY", help="what clients must send ($MLX_PAGED_API_KEY; none)"
+        "--api-key", metavar="KEY", help=f"what clients must send (${API_KEY_VARIABLE}; none)"
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="the model's name in the API (as --model)"

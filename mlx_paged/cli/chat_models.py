@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from mlx_paged.cli.arguments import API_KEY_VARIABLE, INSTALL_SERVER
 from mlx_paged.cli.conversation import Message
 from mlx_paged.cli.manners import UsageError, forget_interrupt, interrupts_kept
 from mlx_paged.cli.progress import PrefillBar, waiting
 
-KEY_VARIABLES = ("MLX_PAGED_API_KEY", "OPENAI_API_KEY")
+KEY_VARIABLES = (API_KEY_VARIABLE, "OPENAI_API_KEY")
 NO_KEY = "none"
 BAD_REQUEST = 400
-INSTALL = "pip install 'mlx-paged[server]'"
 
 WAY_OUT = "/clear forgets the conversation, /params changes what is asked for"
 
@@ -242,7 +242,7 @@ class RemoteModel:
             raise ValueError(f"the connection to {self._url} failed: {reason}") from error
         except openai.AuthenticationError as error:
             raise ValueError(
-                f"{self._url} wants an API key: give --api-key or set {KEY_VARIABLES[0]}"
+                f"{self._url} wants an API key: give --api-key or set {API_KEY_VARIABLE}"
             ) from error
         except openai.APIStatusError as error:
             way_out = f" ({WAY_OUT})" if error.status_code == BAD_REQUEST else ""
@@ -278,7 +278,7 @@ def _import_openai() -> Any:
     try:
         return import_module("openai")
     except ImportError as error:
-        raise UsageError(f"--url needs the package openai: {INSTALL}") from error
+        raise UsageError(f"--url needs the package openai: {INSTALL_SERVER}") from error
 
 
 def _base_url(url: str) -> str:

@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 from rich.text import Text
 
-from mlx_paged.cli.arguments import to_bytes
+from mlx_paged.cli.arguments import pool_options
 from mlx_paged.cli.manners import FAILED
 from mlx_paged.doctor import Finding, Question, as_dict, examine, is_healthy
 
@@ -20,12 +20,7 @@ def run(args: argparse.Namespace) -> int:
     question = Question(
         model=args.model,
         dtype=args.dtype,
-        block_size=args.block_size,
-        num_blocks=args.num_blocks,
-        kv_memory=to_bytes(args.kv_memory),
-        kv_bits=args.kv_bits,
-        kv_group_size=args.kv_group_size,
-        attention=args.attention,
+        **pool_options(args),
     )
     findings = examine(question)
     if args.json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_paged.cli.arguments import to_bytes
+from mlx_paged.cli.arguments import pool_options
 from mlx_paged.cli.manners import UsageError
 from mlx_paged.cli.progress import PrefillBar, waiting
 from mlx_paged.cli.prompts import read_prompts, to_token_ids
@@ -41,16 +41,7 @@ def make_llm(args: argparse.Namespace) -> LLM:
     """The model and pool that the options ask for."""
     from mlx_paged.llm import LLM
 
-    return LLM(
-        model=args.model,
-        dtype=args.dtype,
-        block_size=args.block_size,
-        num_blocks=args.num_blocks,
-        kv_memory=to_bytes(args.kv_memory),
-        kv_bits=args.kv_bits,
-        kv_group_size=args.kv_group_size,
-        attention=args.attention,
-    )
+    return LLM(model=args.model, dtype=args.dtype, **pool_options(args))
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:

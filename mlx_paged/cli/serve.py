@@ -7,10 +7,8 @@ import logging
 import os
 from typing import Any
 
-from mlx_paged.cli.arguments import to_bytes
+from mlx_paged.cli.arguments import API_KEY_VARIABLE, INSTALL_SERVER, pool_options
 from mlx_paged.cli.manners import UsageError
-
-KEY_VARIABLE = "MLX_PAGED_API_KEY"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,8 +16,7 @@ def run(args: argparse.Namespace) -> int:
         from mlx_paged.server.serve import ServeOptions, serve
     except ImportError as error:
         raise ValueError(
-            f"the server needs {error.name}, which is not installed: "
-            "pip install 'mlx-paged[server]'"
+            f"the server needs {error.name}, which is not installed: {INSTALL_SERVER}"
         ) from error
     from mlx_paged.server.api.hosts import LOOPBACK
     from mlx_paged.server.api.settings import ServerSettings
@@ -37,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     is_private = args.host in ("localhost", "127.0.0.1", "::1")
     settings = ServerSettings(
         model_name=args.served_model_name or args.model,
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
         max_body_nbytes=round(args.max_body * 2**20),
         request_timeout=args.request_timeout or None,
         cors_origins=tuple(args.cors_origin),
@@ -60,12 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Those of `EngineOptions`, by name."""
     return {
-        "block_size": args.block_size,
-        "num_blocks": args.num_blocks,
-        "kv_memory": to_bytes(args.kv_memory),
-        "kv_bits": args.kv_bits,
-        "kv_group_size": args.kv_group_size,
-        "attention": args.attention,
+        **pool_options(args),
         "prefix_caching": args.prefix_caching,
         "max_num_seqs": args.max_num_seqs,
         "max_num_batched_tokens": args.max_num_batched_tokens,
