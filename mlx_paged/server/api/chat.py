@@ -12,12 +12,10 @@ from starlette.responses import Response
 from mlx_paged.server.api.answer import Answer
 from mlx_paged.server.api.chat_request import ChatRequest
 from mlx_paged.server.api.context import Context
-from mlx_paged.server.api.disconnect import unless_client_leaves
-from mlx_paged.server.api.event_stream import EventStream
 from mlx_paged.server.api.generation import Generation, Order
 from mlx_paged.server.api.logprobs import chat_logprobs
 from mlx_paged.server.api.prompt import encode_chat
-from mlx_paged.server.api.reply import Reply, finish_reason, new_id
+from mlx_paged.server.api.reply import Reply, finish_reason
 from mlx_paged.server.api.responses import (
     ChatChoice,
     ChatChunk,
@@ -29,7 +27,7 @@ from mlx_paged.server.api.responses import (
     ToolCallDelta,
     ToolCallMade,
 )
-from mlx_paged.server.api.route import JsonRoute, generates
+from mlx_paged.server.api.route import JsonRoute, generates, respond
 from mlx_paged.server.api.sampling import sampling_params
 from mlx_paged.server.api.structure import grammar_of
 from mlx_paged.server.api.tool_calls import JSON_SYNTAX, ToolReader, syntax_of
@@ -48,11 +46,7 @@ def router(context: Context) -> APIRouter:
     async def create_chat_completion(
         request: Request, body: Annotated[ChatRequest, Body()]
     ) -> Response:
-        context.check_model(body.model)
-        if body.stream:
-            return EventStream(_stream(context, body))
-        work = _answer(context, body)
-        return await unless_client_leaves(request.receive, work)
+        return await respond(request, context, body, _stream, _answer)
 
     return routes
 
@@ -119,23 +113,14 @@ async def _begin(context: Context, body: ChatRequest) -> Chat:
         await context.vocabulary.prepare()
     grammar = await grammar_of(body, context.tokenizer)
     prompt = await encode_chat(context.tokenizer, body)
-    num_top = body.top_logprobs or 0
     params = sampling_params(
         body,
         context,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=num_top if body.logprobs else None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,
     )
-    order = Order(
-        new_id("chatcmpl"),
-        [prompt],
-        params,
-        body.stop or (),
-        num_top,
-        body.priority or 0,
-        body.cache_salt or "",
-    )
+    order = Order.of(body, "chatcmpl", [prompt], params, body.top_logprobs)
     return Chat(context, body, Generation(context, order))
 
 

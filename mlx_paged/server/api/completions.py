@@ -12,14 +12,12 @@ from starlette.responses import Response
 from mlx_paged.server.api.answer import Answer
 from mlx_paged.server.api.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from mlx_paged.server.api.context import Context
-from mlx_paged.server.api.disconnect import unless_client_leaves
-from mlx_paged.server.api.event_stream import EventStream
 from mlx_paged.server.api.generation import Generation, Order
 from mlx_paged.server.api.logprobs import completion_logprobs
 from mlx_paged.server.api.prompt import encode_prompts
-from mlx_paged.server.api.reply import Reply, finish_reason, new_id
+from mlx_paged.server.api.reply import Reply, finish_reason
 from mlx_paged.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
-from mlx_paged.server.api.route import JsonRoute, generates
+from mlx_paged.server.api.route import JsonRoute, generates, respond
 from mlx_paged.server.api.sampling import sampling_params
 
 
@@ -36,11 +34,7 @@ def router(context: Context) -> APIRouter:
     async def create_completion(
         request: Request, body: Annotated[CompletionRequest, Body()]
     ) -> Response:
-        context.check_model(body.model)
-        if body.stream:
-            return EventStream(_stream(context, body))
-        work = _answer(context, body)
-        return await unless_client_leaves(request.receive, work)
+        return await respond(request, context, body, _stream, _answer)
 
     return routes
 
@@ -102,15 +96,7 @@ async def _begin(context: Context, body: CompletionRequest) -> TextCompletion:
         logprobs=body.logprobs,
         best_of=body.best_of,
     )
-    order = Order(
-        new_id("cmpl"),
-        prompts,
-        params,
-        body.stop or (),
-        body.logprobs or 0,
-        body.priority or 0,
-        body.cache_salt or "",
-    )
+    order = Order.of(body, "cmpl", prompts, params, body.logprobs)
     return TextCompletion(context, body, Generation(context, order))
 
 

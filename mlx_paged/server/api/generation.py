@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from mlx_paged.engine.text import TextStream
 from mlx_paged.server.api.answer import Answer
 from mlx_paged.server.api.context import Context
 from mlx_paged.server.api.errors import ENGINE_ERRORS, ApiError, from_engine, invalid, unavailable
+from mlx_paged.server.api.fields import SamplingFields
 from mlx_paged.server.api.merged import merged
 from mlx_paged.server.api.timing import Timing
 from mlx_paged.server.messages import Token
@@ -40,6 +42,26 @@ class Order:
     num_top_logprobs: int = 0
     priority: int = 0
     salt: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        body: SamplingFields,
+        kind: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        num_top_logprobs: int | None,
+    ) -> Order:
+        """What a body asks for, under a new id that begins with `kind`."""
+        return cls(
+            f"{kind}-{uuid.uuid4().hex}",
+            prompts,
+            params,
+            body.stop or (),
+            num_top_logprobs or 0,
+            body.priority or 0,
+            body.cache_salt or "",
+        )
 
 
 class Generation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -48,11 +47,6 @@ class Reply:
     def response(body: BaseModel) -> Response:
         """As JSON, with the fields that were given, nulls included."""
         return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def new_id(kind: str) -> str:
-    """An id for a response, by which the engine knows the request too."""
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def finish_reason(reason: str | None) -> FinishReason:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -12,7 +12,13 @@ from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from mlx_paged.server.api.context import Context
+from mlx_paged.server.api.disconnect import unless_client_leaves
 from mlx_paged.server.api.errors import ApiError, ErrorBody, invalid
+from mlx_paged.server.api.event_stream import EventStream
+from mlx_paged.server.api.fields import SamplingFields
+
+Fields = TypeVar("Fields", bound=SamplingFields)
 
 # Parsing takes about a millisecond for this many bytes.
 LONG = 2**18
@@ -107,3 +113,17 @@ class JsonRoute(APIRoute):
             return await handle(json_request)
 
         return handle_json
+
+
+async def respond(
+    request: Request,
+    context: Context,
+    body: Fields,
+    stream: Callable[[Context, Fields], AsyncGenerator[BaseModel, None]],
+    answer: Callable[[Context, Fields], Coroutine[Any, Any, Response]],
+) -> Response:
+    """What `stream` or `answer` makes of a body, for as long as its client waits."""
+    context.check_model(body.model)
+    if body.stream:
+        return EventStream(stream(context, body))
+    return await unless_client_leaves(request.receive, answer(context, body))
