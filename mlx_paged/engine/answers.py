@@ -13,7 +13,7 @@ from mlx_paged.engine.penalties import TokenCounts
 from mlx_paged.engine.request import Request, Sample
 from mlx_paged.engine.sampler import NO_TOKEN, Draw, Drawn, draw_key
 from mlx_paged.engine.scheduler import Scheduler
-from mlx_paged.engine.text import TextStream
+from mlx_paged.engine.text import TextStream, first_token_id
 
 
 class Answers:
@@ -30,7 +30,7 @@ class Answers:
         self._unfinished: list[tuple[Sample, TokenOutput]] = []
         self._first_token_id: int | None = None
         if tokenizer is not None:
-            self._first_token_id = tokenizer.encode("a", add_special_tokens=False)[-1]
+            self._first_token_id = first_token_id(tokenizer)
 
     def begin(self, sample: Sample) -> None:
         """Prepare a sample for its first token."""

@@ -75,12 +75,18 @@ class TextStream:
                 end = start + len(self.stop_string) if self._include_stop else start
                 self.text, self._num_held = self.text[:end], 0
                 return
-        self._num_held = max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        self._num_held = max((overlap(self.text, stop) for stop in self._stop), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that is a beginning of the stop string."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of the text that is a beginning of the mark, but not all of it."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
             return length
     return 0
+
+
+def first_token_id(tokenizer: Any) -> int | None:
+    """What to put before an answer's tokens, so that the first one keeps its space."""
+    token_ids = tokenizer.encode("a", add_special_tokens=False)
+    return int(token_ids[-1]) if token_ids else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlx_lm.tool_parsers import json_tools
 
+from mlx_paged.engine.text import overlap
 from mlx_paged.server.api.responses import FunctionCall, ToolCallMade
 
 
@@ -100,7 +101,7 @@ class ToolReader:
         if mark:
             self._is_inside, self._pending = True, after
             return before.rstrip()
-        end = len(before) - _overlap(before, self.syntax.start)
+        end = len(before) - overlap(before, self.syntax.start)
         end = len(before[:end].rstrip())
         self._pending = before[end:]
         return before[:end]
@@ -145,11 +146,3 @@ def _call(call: Any) -> ToolCallMade | None:
         type="function",
         function=FunctionCall(name=name, arguments=arguments),
     )
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that is a beginning of the mark."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0

@@ -7,6 +7,8 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from mlx_paged.engine.text import first_token_id
+
 
 class Vocabulary:
     """What single tokens are as bytes. A token may hold a part of a character.
@@ -21,9 +23,8 @@ class Vocabulary:
 
     @cached_property
     def first_token_id(self) -> int | None:
-        """What to put before an answer's tokens, so that their first space is kept."""
-        token_ids = self._tokenizer.encode("a", add_special_tokens=False)
-        return int(token_ids[-1]) if token_ids else None
+        """What to put before an answer's tokens, worked out once."""
+        return first_token_id(self._tokenizer)
 
     async def prepare(self) -> None:
         """Read the tokenizer, which takes a second the first time, on another thread."""
