@@ -1,8 +1,8 @@
 """Qwen2 and Qwen2.5, over a flat list of tokens and a paged KV cache.
 
 With `use_sliding_window`, layers from `max_window_layers` on attend over a window, as the
-architecture defines it; no released checkpoint asks for it. mlx-lm's Qwen2 leaves it out and
-attends over everything, so beyond the window its answers differ.
+architecture defines it. mlx-lm's Qwen2 leaves it out and attends over everything, so beyond the
+window its answers differ.
 """
 
 from dataclasses import dataclass
