@@ -253,6 +253,25 @@ def is_running(pid):
     return status.stdout.strip()[:1] not in ("", "Z")
 
 
+def test_the_engine_is_told_of_what_is_not_wanted_any_more_and_nothing_else():
+    async def test():
+        dropped, closed = [], []
+        stream = TokenStream("a", 3, lambda *what: dropped.append(what), closed.append)
+        stream.stop_sample(1)
+        stream.stop_sample(1)
+        stream.put(Token("a", 0, 5, None, "length"))
+        assert (dropped, closed) == ([("a", 1)], [])
+        stream.close()
+        stream.close()
+        assert (dropped, closed) == ([("a", 1), ("a", None)], ["a"])
+        whole = TokenStream("b", 1, lambda *what: dropped.append(what), closed.append)
+        whole.put(Token("b", 0, 5, None, "stop"))
+        whole.close()
+        assert (len(dropped), closed) == (2, ["a", "b"])
+
+    asyncio.run(test())
+
+
 def test_tokens_that_came_before_an_error_are_read_first():
     async def test():
         stream = TokenStream("a", 2, lambda *_: None, closed.append)
