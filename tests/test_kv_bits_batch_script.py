@@ -56,6 +56,16 @@ def test_each_way_of_answering_is_a_greedy_one(bits, model):
         assert kv_bits_batch.answers(model, PROMPTS, 5, bits, how) == expected
 
 
+def test_batches_have_the_rows_that_their_names_say(model):
+    pool, sequences = kv_bits_batch.read(model, PROMPTS, 1, None)
+    together, alone, among = (kv_bits_batch.batches(pool, sequences, h) for h in kv_bits_batch.HOW)
+    assert together == [sequences]
+    assert alone == [[sequence] for sequence in sequences]
+    for i, (sequence, rows) in enumerate(zip(sequences, among, strict=True)):
+        assert len(rows) == len(sequences) and rows[i] is sequence
+        assert not any(row is other for row in rows for other in sequences if other is not sequence)
+
+
 def test_the_rows_of_the_report(tmp_path, capsys):
     config = tiny_config()
     path = write_checkpoint(tmp_path / "model", config, tiny_model(config))
